@@ -1,0 +1,71 @@
+"""The Transformer of "Attention Is All You Need" as a first-class citizen of the Hugging Face stack.
+
+Importing this package registers the model with the Auto classes and gives `transformers.pipeline` its translation,
+summarisation and text-to-text tasks. It touches torch and transformers alone; everything else loads on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerPreTrainedModel,
+)
+from .registration import register
+
+if TYPE_CHECKING:
+    from .batching import TokenBudgetBatchSampler
+    from .corpus import encode_pairs, load_parallel_dataset, load_parallel_files
+    from .metrics import TranslationScore
+    from .optimization import get_noam_schedule
+    from .tokenizer_training import train_tokenizer
+    from .trainer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "TokenBudgetBatchSampler": "batching",
+    "TranslationScore": "metrics",
+    "VanillaTransformerTrainer": "trainer",
+    "VanillaTransformerTrainingArguments": "trainer",
+    "encode_pairs": "corpus",
+    "get_noam_schedule": "optimization",
+    "load_parallel_dataset": "corpus",
+    "load_parallel_files": "corpus",
+    "train_tokenizer": "tokenizer_training",
+}
+
+__all__ = [
+    "TokenBudgetBatchSampler",
+    "TranslationScore",
+    "VanillaTransformerConfig",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+    "VanillaTransformerTrainer",
+    "VanillaTransformerTrainingArguments",
+    "encode_pairs",
+    "get_noam_schedule",
+    "load_parallel_dataset",
+    "load_parallel_files",
+    "register",
+    "train_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the parts that training needs on first use (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+register()

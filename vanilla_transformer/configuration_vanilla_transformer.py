@@ -1,0 +1,414 @@
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
+
+Every default is the paper's base model. Fields that other systems need (biases in the attention, learned positions,
+pre-norm, ...) are there too; they are off by default, and each says where it leaves the paper.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
+
+NORM_POSITIONS = ("post", "pre")
+POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_tensor2tensor", "learned")
+SINUSOID_LAYOUTS = ("interleaved", "halves")
+
+# What config.json says to people who load a checkpoint with `trust_remote_code=True` and without this package.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+}
+CUSTOM_PIPELINES = {
+    task: {"impl": f"pipeline_vanilla_transformer.{name}", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+    for task, name in (
+        ("translation", "TranslationPipeline"),
+        ("summarization", "SummarizationPipeline"),
+        ("text2text-generation", "Text2TextGenerationPipeline"),
+    )
+}
+# True in the copy of this file that a checkpoint ships: the library imports it as `transformers_modules.<folder>`.
+_IS_SHIPPED_COPY = __name__.partition(".")[0] == TRANSFORMERS_DYNAMIC_MODULE_NAME
+
+
+class _PipelineTable(dict[str, dict[str, Any]]):
+    """`custom_pipelines` in which `translation_xx_to_yy` finds "translation"; the library looks for equal keys."""
+
+    @staticmethod
+    def _plain(task: object) -> Any:
+        return "translation" if isinstance(task, str) and re.fullmatch(r"translation_.+_to_.+", task) else task
+
+    def __contains__(self, task: object) -> bool:
+        return super().__contains__(self._plain(task))
+
+    def __getitem__(self, task: str) -> dict[str, Any]:
+        return super().__getitem__(self._plain(task))
+
+
+class VanillaTransformerConfig(PreTrainedConfig):
+    r"""Configuration of an encoder-decoder Transformer; without arguments the paper's base model.
+
+    The paper's symbols stand in brackets. Sizes are counts, probabilities lie in [0, 1).
+
+    Args:
+        vocab_size: Size of the source vocabulary, of the target's too unless `decoder_vocab_size` is given (section
+            5.1: 37,000 byte-pair tokens shared by source and target).
+        decoder_vocab_size: Size of a target vocabulary of its own; needs `share_encoder_decoder_embeddings=False`.
+        d_model: Width of every layer's input and output [d_model].
+        encoder_layers: Number of encoder layers [N].
+        decoder_layers: Number of decoder layers [N].
+        encoder_attention_heads: Heads in the encoder's attentions [h].
+        decoder_attention_heads: Heads in the decoder's attentions [h].
+        d_k: Width of a head's queries and keys [d_k]; `None` is d_model / h.
+        d_v: Width of a head's values [d_v]; `None` is d_model / h.
+        encoder_ffn_dim: Inner width of the encoder's feed-forward layers [d_ff].
+        decoder_ffn_dim: Inner width of the decoder's feed-forward layers [d_ff].
+        dropout: Dropout on each sublayer's output and on the sum of embedding and position [P_drop] (section 5.4).
+        attention_dropout: Dropout on the attention weights. 0 in the paper's text; tensor2tensor used 0.1.
+        activation_dropout: Dropout after the feed-forward activation. 0 in the paper.
+        activation_function: Feed-forward activation, a name of `transformers.activations.ACT2FN`; "relu" in the paper.
+        label_smoothing: Label smoothing of the training loss [ε_ls]: (1 - ε) · one-hot + ε / V.
+        norm_position: "post" is the paper, LayerNorm(x + Sublayer(x)). "pre" leaves it: x + Sublayer(LayerNorm(x))
+            with a last LayerNorm after each stack.
+        position_embedding_type: "sinusoidal" is the paper's section 3.5. "sinusoidal_tensor2tensor" divides the
+            exponents by d_model/2 - 1, as tensor2tensor, fairseq and FSMT do. "learned" is Table 3 row E.
+        position_offset: Number added to every position; fairseq and BART count from 2. 0 in the paper.
+        sinusoid_layout: "interleaved" is the paper, sin and cos by turns; "halves" puts all sines first, as Marian and
+            tensor2tensor do. `None` is "interleaved" for "sinusoidal", "halves" for "sinusoidal_tensor2tensor".
+        max_position_embeddings: Longest input of "learned" positions, in tokens. Sinusoids have no limit.
+        scale_embedding: Multiply embeddings by sqrt(d_model) (section 3.4).
+        attention_bias: Add biases to the four attention projections. The paper's formulas have none.
+        output_bias: Add a bias to the output logits (`final_logits_bias` in Marian). The paper has none.
+        layer_norm_eps: ε in LayerNorm; 1e-6 as in tensor2tensor.
+        share_encoder_decoder_embeddings: One embedding matrix for source and target (section 3.4).
+        tie_word_embeddings: The output projection is the target embedding matrix (section 3.4).
+        pad_token_id: Id of the padding token.
+        eos_token_id: Id of the token that ends a sentence, or several.
+        bos_token_id: Id of the token that starts a sentence.
+        decoder_start_token_id: Id that the decoder's input starts with.
+        use_cache: Return keys and values for step-by-step decoding.
+        **kwargs: The library's common arguments, see `transformers.PreTrainedConfig`.
+
+    Raises:
+        ValueError: A value does not fit; the message names the field, the value and the rule.
+
+    Example:
+        >>> from vanilla_transformer import VanillaTransformerConfig
+        >>> VanillaTransformerConfig().d_model
+        512
+        >>> VanillaTransformerConfig.big(dropout=0.1).encoder_attention_heads
+        16
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    def __init__(
+        self,
+        vocab_size: int = 37_000,
+        decoder_vocab_size: int | None = None,
+        d_model: int = 512,
+        encoder_layers: int = 6,
+        decoder_layers: int = 6,
+        encoder_attention_heads: int = 8,
+        decoder_attention_heads: int = 8,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        encoder_ffn_dim: int = 2048,
+        decoder_ffn_dim: int = 2048,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation_function: str = "relu",
+        label_smoothing: float = 0.1,
+        norm_position: str = "post",
+        position_embedding_type: str = "sinusoidal",
+        position_offset: int = 0,
+        sinusoid_layout: str | None = None,
+        max_position_embeddings: int = 1024,
+        scale_embedding: bool = True,
+        attention_bias: bool = False,
+        output_bias: bool = False,
+        layer_norm_eps: float = 1e-6,
+        share_encoder_decoder_embeddings: bool = True,
+        tie_word_embeddings: bool = True,
+        pad_token_id: int = 0,
+        eos_token_id: int | list[int] | None = 1,
+        bos_token_id: int | None = 2,
+        decoder_start_token_id: int = 2,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.decoder_vocab_size = vocab_size if decoder_vocab_size is None else decoder_vocab_size
+        self.d_model = d_model
+        self.encoder_layers = encoder_layers
+        self.decoder_layers = decoder_layers
+        self.encoder_attention_heads = encoder_attention_heads
+        self.decoder_attention_heads = decoder_attention_heads
+        self.d_k = d_k
+        self.d_v = d_v
+        self.encoder_ffn_dim = encoder_ffn_dim
+        self.decoder_ffn_dim = decoder_ffn_dim
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
+        self.activation_function = activation_function
+        self.label_smoothing = label_smoothing
+        self.norm_position = norm_position
+        self.position_embedding_type = position_embedding_type
+        self.position_offset = position_offset
+        self.sinusoid_layout = sinusoid_layout
+        self.max_position_embeddings = max_position_embeddings
+        self.scale_embedding = scale_embedding
+        self.attention_bias = attention_bias
+        self.output_bias = output_bias
+        self.layer_norm_eps = layer_norm_eps
+        self.share_encoder_decoder_embeddings = share_encoder_decoder_embeddings
+        self.use_cache = use_cache
+        kwargs.setdefault("is_encoder_decoder", True)
+        super().__init__(**kwargs)
+        # After super().__init__, which resets them on some releases of the library.
+        self.tie_word_embeddings = tie_word_embeddings
+        self.pad_token_id = pad_token_id
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = bos_token_id
+        self.decoder_start_token_id = decoder_start_token_id
+        if sinusoid_layout is None and position_embedding_type in POSITION_EMBEDDING_TYPES[:2]:
+            self.sinusoid_layout = "interleaved" if position_embedding_type == "sinusoidal" else "halves"
+        _check(self)
+
+    @property
+    def custom_pipelines(self) -> dict[str, dict[str, Any]]:
+        """The pipelines that ship with a checkpoint, as `transformers.pipeline` looks for them.
+
+        Empty in the installed package: there the tasks are registered, and an entry here would make `pipeline()` ask
+        for trust. A checkpoint's config.json always has the entries, see `to_dict`.
+        """
+        shipped = CUSTOM_PIPELINES if _IS_SHIPPED_COPY else {}
+        # A fresh copy each time: `pipeline()` writes into the entry that it uses.
+        return _PipelineTable(copy.deepcopy({**shipped, **self.__dict__.get("_foreign_pipelines", {})}))
+
+    @custom_pipelines.setter
+    def custom_pipelines(self, value: dict[str, dict[str, Any]] | None) -> None:
+        ours = {entry["impl"] for entry in CUSTOM_PIPELINES.values()}
+        foreign = {task: entry for task, entry in (value or {}).items() if entry.get("impl") not in ours}
+        if foreign:
+            self._foreign_pipelines = foreign
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as config.json holds them, with what loading without this package needs."""
+        output: dict[str, Any] = super().to_dict()
+        output["custom_pipelines"] = {**copy.deepcopy(CUSTOM_PIPELINES), **output.pop("_foreign_pipelines", {})}
+        # `register_for_auto_class` remembers one Auto class a class; a checkpoint is for all three.
+        output["auto_map"] = {**AUTO_MAP, **output.get("auto_map", {})}
+        return output
+
+    @classmethod
+    def base(cls, **overrides: Any) -> VanillaTransformerConfig:
+        """Return the base model of the paper's Table 3; `overrides` are fields to change."""
+        return cls(**overrides)
+
+    @classmethod
+    def big(cls, **overrides: Any) -> VanillaTransformerConfig:
+        """Return the big model of Table 3: d_model 1024, d_ff 4096, 16 heads, P_drop 0.3.
+
+        The paper trains big with P_drop 0.1 for English-French (section 6.1): `big(dropout=0.1)`.
+        """
+        big = {
+            "d_model": 1024,
+            "encoder_ffn_dim": 4096,
+            "decoder_ffn_dim": 4096,
+            "encoder_attention_heads": 16,
+            "decoder_attention_heads": 16,
+            "dropout": 0.3,
+        }
+        return cls(**{**big, **overrides})
+
+    @classmethod
+    def tiny(cls, **overrides: Any) -> VanillaTransformerConfig:
+        """Return the small model published for Multi30k (Wu et al. 2021): 4+4 layers, d_model 128, 2.6M parameters.
+
+        Smaller than any model of the paper: for corpora of some 10,000 pairs, and for tests.
+        """
+        tiny = {
+            "vocab_size": 10_000,
+            "d_model": 128,
+            "encoder_layers": 4,
+            "decoder_layers": 4,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 256,
+            "decoder_ffn_dim": 256,
+            "dropout": 0.3,
+        }
+        return cls(**{**tiny, **overrides})
+
+    def head_dims(self, num_heads: int) -> tuple[int, int]:
+        """Return (d_k, d_v) of an attention with `num_heads` heads (section 3.2.2)."""
+        return self.d_k or self.d_model // num_heads, self.d_v or self.d_model // num_heads
+
+    def num_trainable_parameters(self) -> int:
+        """Return the number of parameters in closed form; tied matrices count once.
+
+        Per attention: 2·d_model·h·d_k + 2·d_model·h·d_v; per feed-forward layer: 2·d_model·d_ff + d_ff + d_model; per
+        LayerNorm: 2·d_model.
+        """
+        d = self.d_model
+
+        def attention(num_heads: int) -> int:
+            d_k, d_v = self.head_dims(num_heads)
+            biases = num_heads * (2 * d_k + d_v) + d if self.attention_bias else 0
+            return 2 * d * num_heads * (d_k + d_v) + biases
+
+        def ffn(d_ff: int) -> int:
+            return 2 * d * d_ff + d_ff + d
+
+        encoder = attention(self.encoder_attention_heads) + ffn(self.encoder_ffn_dim) + 2 * 2 * d
+        decoder = 2 * attention(self.decoder_attention_heads) + ffn(self.decoder_ffn_dim) + 3 * 2 * d
+        total = self.encoder_layers * encoder + self.decoder_layers * decoder
+        total += self.vocab_size * d
+        total += 0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size * d
+        total += 0 if self.tie_word_embeddings else self.decoder_vocab_size * d
+        total += self.decoder_vocab_size if self.output_bias else 0
+        total += 2 * 2 * d if self.norm_position == "pre" else 0
+        if self.position_embedding_type == "learned":
+            total += 2 * (self.max_position_embeddings + self.position_offset) * d
+        return total
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check(config: VanillaTransformerConfig) -> None:
+    """Raise one ValueError that names the first field that does not fit, its value and the rule."""
+    _check_fields(config)
+    _check_combinations(config)
+
+
+def _check_fields(config: VanillaTransformerConfig) -> None:
+    rules: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
+        (
+            "a positive integer",
+            lambda v: _is_int(v) and v > 0,
+            (
+                "vocab_size",
+                "decoder_vocab_size",
+                "d_model",
+                "encoder_layers",
+                "decoder_layers",
+                "encoder_attention_heads",
+                "decoder_attention_heads",
+                "encoder_ffn_dim",
+                "decoder_ffn_dim",
+                "max_position_embeddings",
+            ),
+        ),
+        ("a positive integer or None", lambda v: v is None or (_is_int(v) and v > 0), ("d_k", "d_v")),
+        ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("position_offset", "decoder_start_token_id")),
+        ("an integer of at least 0 or None", lambda v: v is None or (_is_int(v) and v >= 0), ("bos_token_id",)),
+        ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("pad_token_id",)),
+        (
+            "an integer of at least 0, a list of such integers, or None",
+            lambda v: v is None or all(_is_int(i) and i >= 0 for i in (v if isinstance(v, list) else [v])),
+            ("eos_token_id",),
+        ),
+        (
+            "a probability in [0, 1)",
+            lambda v: _is_number(v) and 0 <= v < 1,
+            ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
+        ),
+        ("a positive number", lambda v: _is_number(v) and v > 0, ("layer_norm_eps",)),
+        (
+            "true or false",
+            lambda v: isinstance(v, bool),
+            (
+                "scale_embedding",
+                "attention_bias",
+                "output_bias",
+                "share_encoder_decoder_embeddings",
+                "tie_word_embeddings",
+                "use_cache",
+            ),
+        ),
+        (f"one of {NORM_POSITIONS}", lambda v: v in NORM_POSITIONS, ("norm_position",)),
+        (
+            f"one of {POSITION_EMBEDDING_TYPES}",
+            lambda v: v in POSITION_EMBEDDING_TYPES,
+            ("position_embedding_type",),
+        ),
+        (
+            f"one of {SINUSOID_LAYOUTS} or None",
+            lambda v: v is None or v in SINUSOID_LAYOUTS,
+            ("sinusoid_layout",),
+        ),
+        (
+            f"a name of transformers.activations.ACT2FN: {', '.join(sorted(ACT2FN))}",
+            lambda v: isinstance(v, str) and v in ACT2FN,
+            ("activation_function",),
+        ),
+    ]
+    for rule, holds, names in rules:
+        for name in names:
+            value = getattr(config, name)
+            if not holds(value):
+                raise ValueError(f"{name}={value!r} is not valid: {name} must be {rule}.")
+
+
+def _check_combinations(config: VanillaTransformerConfig) -> None:
+    for side in ("encoder", "decoder"):
+        heads = getattr(config, f"{side}_attention_heads")
+        if config.d_model % heads and (config.d_k is None or config.d_v is None):
+            raise ValueError(
+                f"d_model={config.d_model} is not divisible by {side}_attention_heads={heads}: choose a divisor of "
+                "d_model, or set d_k and d_v yourself."
+            )
+    if config.position_embedding_type == "learned":
+        if config.sinusoid_layout is not None:
+            raise ValueError(
+                f"sinusoid_layout={config.sinusoid_layout!r} has no meaning with position_embedding_type='learned': "
+                "leave it None."
+            )
+    elif config.d_model % 2:
+        raise ValueError(
+            f"d_model={config.d_model} is odd: sinusoidal positions pair a sine with a cosine. Choose an even "
+            "d_model, or position_embedding_type='learned'."
+        )
+    if config.position_embedding_type == "sinusoidal_tensor2tensor" and config.d_model < 4:
+        raise ValueError(
+            f"d_model={config.d_model} is too small for position_embedding_type='sinusoidal_tensor2tensor', which "
+            "divides by d_model/2 - 1: choose at least 4."
+        )
+    if config.share_encoder_decoder_embeddings and config.decoder_vocab_size != config.vocab_size:
+        raise ValueError(
+            f"decoder_vocab_size={config.decoder_vocab_size} differs from vocab_size={config.vocab_size}, and "
+            "share_encoder_decoder_embeddings=True needs one vocabulary: leave decoder_vocab_size None, or set "
+            "share_encoder_decoder_embeddings=False."
+        )
+    start = config.decoder_start_token_id
+    if start >= config.decoder_vocab_size:
+        raise ValueError(
+            f"decoder_start_token_id={start} is outside the target vocabulary of {config.decoder_vocab_size} tokens: "
+            "choose an id below it."
+        )
+
+
+# The class then writes its file beside every config.json that it saves.
+VanillaTransformerConfig.register_for_auto_class()

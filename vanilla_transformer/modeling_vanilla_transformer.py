@@ -1,0 +1,669 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), sections cited in place.
+
+Axes in shape comments: B batch, S source tokens, T target tokens, P tokens already in the cache, D d_model, H heads,
+K d_k, F d_ff, V vocabulary. In every attention mask 1 or True means: attend.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin, StoppingCriteriaList
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.utils import can_return_tuple, logging
+
+from .attention_vanilla_transformer import (
+    CACHE_NAME,
+    VanillaTransformerAttention,
+    add_positions,
+    causal_attention_mask,
+    make_positions,
+    padding_attention_mask,
+)
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import (
+    SentenceLengthCriteria,
+    length_offset,
+    set_generation_defaults,
+    source_lengths,
+)
+from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
+from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
+
+logger = logging.get_logger(__name__)
+
+
+# ---------------------------------------------------------------------------------------- layers (sections 3.1, 3.3)
+
+
+class _TransformerLayer(GradientCheckpointingLayer):
+    """What both kinds of layer share: residual connections around sublayers, and the feed-forward sublayer."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def sublayer_input(self, hidden_states: Tensor, norm: nn.Module) -> Tensor:
+        """Post-norm (the paper): x. Pre-norm: LayerNorm(x)."""
+        return norm(hidden_states) if self.is_pre_norm else hidden_states
+
+    def add_and_norm(self, residual: Tensor, sublayer_output: Tensor, norm: nn.Module) -> Tensor:
+        """Post-norm (the paper): LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x + Dropout(Sublayer(Norm(x)))."""
+        hidden_states = residual + nn.functional.dropout(sublayer_output, self.dropout, self.training)
+        return hidden_states if self.is_pre_norm else norm(hidden_states)
+
+    def feed_forward(self, hidden_states: Tensor) -> Tensor:
+        """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (section 3.3), as a residual sublayer."""
+        inner = self.activation_fn(self.fc1(self.sublayer_input(hidden_states, self.final_layer_norm)))  # [B, T, F]
+        inner = nn.functional.dropout(inner, self.activation_dropout, self.training)
+        return self.add_and_norm(hidden_states, self.fc2(inner), self.final_layer_norm)
+
+
+class VanillaTransformerEncoderLayer(_TransformerLayer):
+    """Self-attention, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, layer_idx)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Map [B, S, D] to [B, S, D] and the attention weights, if asked for."""
+        states = self.sublayer_input(hidden_states, self.self_attn_layer_norm)
+        attended, weights = self.self_attn(states, attention_mask, output_attentions=output_attentions)
+        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
+        return self.feed_forward(hidden_states), weights
+
+
+class VanillaTransformerDecoderLayer(_TransformerLayer):
+    """Causal self-attention, attention over the encoder's output, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = VanillaTransformerAttention(config, heads, layer_idx, is_causal=True)
+        self.encoder_attn = VanillaTransformerAttention(config, heads, layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Any,
+        encoder_attention_mask: Any,
+        cache: EncoderDecoderCache | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Map [B, T, D] to [B, T, D], the self-attention and the cross-attention weights, if asked for."""
+        states = self.sublayer_input(hidden_states, self.self_attn_layer_norm)
+        attended, self_weights = self.self_attn(
+            states, attention_mask, cache=cache, output_attentions=output_attentions
+        )
+        hidden_states = self.add_and_norm(hidden_states, attended, self.self_attn_layer_norm)
+
+        states = self.sublayer_input(hidden_states, self.encoder_attn_layer_norm)
+        attended, cross_weights = self.encoder_attn(
+            states, encoder_attention_mask, encoder_hidden_states, cache=cache, output_attentions=output_attentions
+        )
+        hidden_states = self.add_and_norm(hidden_states, attended, self.encoder_attn_layer_norm)
+        return self.feed_forward(hidden_states), self_weights, cross_weights
+
+
+# ---------------------------------------------------------------------------------------- models
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """Initialisation, and what the library needs to know of all classes here."""
+
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ("VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Xavier-uniform weights, zero biases, embeddings normal with std d_model^-0.5, as tensor2tensor."""
+        # The functions of `nn.init` are guarded while a checkpoint loads: weights that came from it stay untouched.
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, VanillaTransformerForConditionalGeneration) and module.final_logits_bias is not None:
+            nn.init.zeros_(module.final_logits_bias)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return which parameter is tied to which.
+
+        The library's own version ties nothing when `tie_word_embeddings` is False; whether source and target share
+        their embeddings is a choice of its own here (`share_encoder_decoder_embeddings`).
+        """
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys or {})
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Two short sentences, for tools that trace the model."""
+        input_ids = torch.tensor([[3, 4, 5, 1], [3, 4, 1, 0]], device=self.device)
+        return {"input_ids": input_ids, "attention_mask": input_ids.ne(0), "decoder_input_ids": input_ids}
+
+
+class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
+    """N encoder layers over embeddings and positions."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_positions = make_positions(config)
+        self.layers = nn.ModuleList(
+            VanillaTransformerEncoderLayer(config, index) for index in range(config.encoder_layers)
+        )
+        self.layer_norm = _final_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encode a source.
+
+        Args:
+            input_ids: Source tokens [B, S].
+            attention_mask: 1 for real tokens, 0 for padding [B, S].
+            inputs_embeds: Embeddings in place of `input_ids`, unscaled, [B, S, D].
+            output_attentions: Return attention weights, [B, H, S, S] a layer.
+            output_hidden_states: Return the embedding sum and each layer's output, N + 1 tensors [B, S, D].
+            **kwargs: The library's further arguments, unused.
+
+        Returns:
+            `last_hidden_state` [B, S, D], and what was asked for.
+        """
+        output_attentions = _output_attentions(self.config, output_attentions)
+        embeddings = _embed(self.embed_tokens, input_ids, inputs_embeds, "input_ids", "inputs_embeds")
+        hidden_states = add_positions(embeddings, self.embed_positions, self.config, attention_mask)
+        hidden_states = nn.functional.dropout(hidden_states, self.config.dropout, self.training)
+        mask = padding_attention_mask(self.config, hidden_states, attention_mask, hidden_states)
+
+        all_states, all_weights = [hidden_states], []
+        for layer in self.layers:
+            hidden_states, weights = layer(hidden_states, mask, output_attentions)
+            all_states.append(hidden_states)
+            all_weights.append(weights)
+        hidden_states = all_states[-1] = self.layer_norm(hidden_states)
+        return BaseModelOutput(
+            last_hidden_state=hidden_states,
+            hidden_states=_if_asked(self.config.output_hidden_states, output_hidden_states, all_states),
+            attentions=tuple(all_weights) if output_attentions else None,
+        )
+
+
+class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
+    """N decoder layers over embeddings and positions, attending to the encoder's output."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.d_model)
+        self.embed_positions = make_positions(config)
+        self.layers = nn.ModuleList(
+            VanillaTransformerDecoderLayer(config, index) for index in range(config.decoder_layers)
+        )
+        self.layer_norm = _final_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode target tokens against an encoded source.
+
+        Args:
+            input_ids: Target tokens, shifted right, [B, T]; with a cache only those that are not in it.
+            attention_mask: 1 for real target tokens [B, P + T].
+            encoder_hidden_states: The encoder's output [B, S, D].
+            encoder_attention_mask: 1 for real source tokens [B, S].
+            cache: Keys and values of the P tokens before.
+            inputs_embeds: Embeddings in place of `input_ids`, unscaled, [B, T, D].
+            use_cache: Return a cache for the next step; the default is the config's.
+            output_attentions: Return self-attention [B, H, T, P + T] and cross-attention weights [B, H, T, S].
+            output_hidden_states: Return the embedding sum and each layer's output, N + 1 tensors [B, T, D].
+            past_key_values: Older name of `cache`.
+            **kwargs: The library's further arguments, unused.
+
+        Returns:
+            `last_hidden_state` [B, T, D], the cache, and what was asked for.
+        """
+        if encoder_hidden_states is None:
+            raise ValueError(
+                "The decoder needs `encoder_hidden_states`: a decoder alone is not a model of this class."
+            )
+        output_attentions = _output_attentions(self.config, output_attentions)
+        embeddings = _embed(self.embed_tokens, input_ids, inputs_embeds, "decoder_input_ids", "decoder_inputs_embeds")
+        cache = self._prepare_cache(_one_cache(cache, past_key_values), use_cache)
+        past_length = 0 if cache is None else cache.get_seq_length()
+        hidden_states = add_positions(embeddings, self.embed_positions, self.config, attention_mask, past_length)
+        hidden_states = nn.functional.dropout(hidden_states, self.config.dropout, self.training)
+        self_mask = causal_attention_mask(self.config, hidden_states, attention_mask, cache, past_length)
+        cross_mask = padding_attention_mask(self.config, hidden_states, encoder_attention_mask, encoder_hidden_states)
+
+        all_states, all_self, all_cross = [hidden_states], [], []
+        for layer in self.layers:
+            hidden_states, self_weights, cross_weights = layer(
+                hidden_states, encoder_hidden_states, self_mask, cross_mask, cache, output_attentions
+            )
+            all_states.append(hidden_states)
+            all_self.append(self_weights)
+            all_cross.append(cross_weights)
+        hidden_states = all_states[-1] = self.layer_norm(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states,
+            hidden_states=_if_asked(self.config.output_hidden_states, output_hidden_states, all_states),
+            attentions=tuple(all_self) if output_attentions else None,
+            cross_attentions=tuple(all_cross) if output_attentions else None,
+            **{CACHE_NAME: cache},
+        )
+
+    def _prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+        if self.gradient_checkpointing and self.training:
+            if use_cache or cache is not None:
+                logger.warning_once("Gradient checkpointing recomputes each layer and cannot fill a cache: no cache.")
+            return None
+        if cache is None:
+            wanted = self.config.use_cache if use_cache is None else use_cache
+            return EncoderDecoderCache(DynamicCache(), DynamicCache()) if wanted else None
+        if isinstance(cache, EncoderDecoderCache):
+            return cache
+        return EncoderDecoderCache(cache, DynamicCache())
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder without the output projection (Figure 1 up to the last linear layer)."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        self.post_init()
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        if not self.config.share_encoder_decoder_embeddings:
+            return None
+        return {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the shared embeddings, or the source's where the vocabularies are separate."""
+        return self.shared if self.config.share_encoder_decoder_embeddings else self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Set the shared embeddings, or the source's where the vocabularies are separate."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = value
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """Encode a source and decode a target against it.
+
+        Args:
+            input_ids: Source tokens [B, S].
+            attention_mask: 1 for real source tokens, 0 for padding [B, S].
+            decoder_input_ids: Target tokens, shifted right, [B, T]. Without any, the source shifted right is taken (as
+                BART does), for code that wants features from `input_ids` alone.
+            decoder_attention_mask: 1 for real target tokens [B, P + T].
+            encoder_outputs: A ready encoder output in place of `input_ids`.
+            cache: Keys and values of the P tokens before.
+            inputs_embeds: Source embeddings in place of `input_ids`, unscaled, [B, S, D].
+            decoder_inputs_embeds: Target embeddings in place of `decoder_input_ids`, unscaled, [B, T, D].
+            use_cache: Return a cache for the next step; the default is the config's.
+            output_attentions: Return all attention weights.
+            output_hidden_states: Return all layers' outputs.
+            past_key_values: Older name of `cache`.
+            **kwargs: The library's further arguments, unused; `return_dict=False` gives a tuple.
+
+        Returns:
+            `last_hidden_state` [B, T, D], the cache, the encoder's output, and what was asked for.
+        """
+        asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **asked)
+        elif isinstance(encoder_outputs, tuple):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self._decoder_input_ids_from_source(input_ids)
+        decoded = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs[0],
+            attention_mask,
+            _one_cache(cache, past_key_values),
+            decoder_inputs_embeds,
+            use_cache,
+            return_dict=True,
+            **asked,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            decoder_hidden_states=decoded.hidden_states,
+            decoder_attentions=decoded.attentions,
+            cross_attentions=decoded.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            **{CACHE_NAME: decoded.get(CACHE_NAME)},
+        )
+
+    def _decoder_input_ids_from_source(self, input_ids: Tensor | None) -> Tensor:
+        if input_ids is None or not self.config.share_encoder_decoder_embeddings:
+            raise ValueError(
+                "The decoder has no input: pass decoder_input_ids or decoder_inputs_embeds (or labels, to a model "
+                "with a loss). Only a shared vocabulary and given input_ids allow to take the source for it."
+            )
+        return shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+    """The whole Transformer: logits = decoder output · Eᵀ (section 3.4), the loss, and `generate()`.
+
+    `generate()` decodes as the paper does by default: beam 4, and at most source length + 50 tokens for each sentence
+    (`generation_config.max_length_offset`), so that the other sentences of a batch never change a result. An explicit
+    `max_length` or `max_new_tokens` takes the cap's place.
+
+    Example:
+        >>> from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+        >>> model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.tiny())
+        >>> model.num_parameters() == model.config.num_trainable_parameters()
+        True
+    """
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
+        bias = nn.Parameter(torch.zeros(1, config.decoder_vocab_size)) if config.output_bias else None
+        self.register_parameter("final_logits_bias", bias)
+        self.post_init()
+        set_generation_defaults(self.generation_config)
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        keys = {
+            f"model.{target}": f"model.{source}" for target, source in (self.model._tied_weights_keys or {}).items()
+        }
+        if self.config.tie_word_embeddings:
+            shared = self.config.share_encoder_decoder_embeddings
+            keys["lm_head.weight"] = "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"
+        return keys or None
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output projection."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Set the output projection."""
+        self.lm_head = new_embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Return `labels` [B, T] shifted right behind the start token, padding in place of -100."""
+        return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: Cache | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Compute logits and, with `labels`, the loss.
+
+        In training mode the loss is label-smoothed (`config.label_smoothing`), computed without the full logits, and
+        `logits` is None unless `return_logits=True`. In evaluation mode it is the plain negative log-likelihood, so
+        that exp(loss) is a perplexity, and logits are returned. Both are means over the tokens that are not -100, or
+        sums divided by `num_items_in_batch`.
+
+        Args:
+            input_ids: Source tokens [B, S].
+            attention_mask: 1 for real source tokens, 0 for padding [B, S].
+            decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` if not given.
+            decoder_attention_mask: 1 for real target tokens [B, P + T].
+            encoder_outputs: A ready encoder output in place of `input_ids`.
+            cache: Keys and values of the P tokens before.
+            inputs_embeds: Source embeddings in place of `input_ids`, unscaled, [B, S, D].
+            decoder_inputs_embeds: Target embeddings in place of `decoder_input_ids`, unscaled, [B, T, D].
+            labels: Target tokens [B, T], -100 where there is no loss. Not shifted by the caller.
+            use_cache: Return a cache for the next step; with `labels` the default is False, else the config's.
+            output_attentions: Return all attention weights.
+            output_hidden_states: Return all layers' outputs.
+            past_key_values: Older name of `cache`.
+            num_items_in_batch: Real target tokens of the whole update, as the Trainer passes it.
+            return_logits: Return logits also in training mode with `labels`.
+            **kwargs: The library's further arguments, unused; `return_dict=False` gives a tuple.
+
+        Returns:
+            `loss` (scalar), `logits` [B, T, V], the cache, and what was asked for.
+        """
+        if labels is not None:
+            use_cache = bool(use_cache)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            _one_cache(cache, past_key_values),
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        hidden_states = outputs.last_hidden_state
+        loss = logits = None
+        if labels is None or not self.training or return_logits:
+            logits = self.lm_head(hidden_states)  # [B, T, V]
+            if self.final_logits_bias is not None:
+                logits = logits + self.final_logits_bias
+        if labels is not None:
+            loss = self._loss(hidden_states, logits, labels, num_items_in_batch)
+        fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **fields)
+
+    def _loss(
+        self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Tensor:
+        if self.training or logits is None:
+            return label_smoothed_loss(
+                hidden_states,
+                self.lm_head,
+                labels,
+                label_smoothing=self.config.label_smoothing,
+                bias=self.final_logits_bias,
+                num_items_in_batch=num_items_in_batch,
+            )
+        labels = labels.reshape(-1).to(logits.device)
+        total = cross_entropy_sum(logits.reshape(-1, logits.shape[-1]), labels)
+        return total / token_count(labels, num_items_in_batch)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate; the library's `generate()` with the paper's length limit.
+
+        Without an explicit `max_length` or `max_new_tokens` each sentence gets at most its own source length, padding
+        left out and end token counted, + `max_length_offset` new tokens, in every decoding mode.
+
+        Args:
+            inputs: Source tokens [B, S]; also as `input_ids`, `inputs_embeds` or `encoder_outputs`.
+            generation_config: As in the library.
+            logits_processor: As in the library.
+            stopping_criteria: As in the library; the cap comes on top.
+            **kwargs: As in the library, and `max_length_offset`.
+
+        Returns:
+            Token ids [B · num_return_sequences, T], or the library's output object with `return_dict_in_generate`.
+
+        Raises:
+            ValueError: `max_length_offset` is not an integer of at least 0.
+        """
+        offset = length_offset([generation_config, self.generation_config], kwargs)
+        if offset is not None:
+            criteria = self._length_criteria(inputs, offset, kwargs)
+            stopping_criteria = StoppingCriteriaList([criteria, *(stopping_criteria or [])])
+            kwargs["max_new_tokens"] = int(criteria.max_new_tokens.max())
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+
+    def _length_criteria(self, inputs: Tensor | None, offset: int, kwargs: dict[str, Any]) -> SentenceLengthCriteria:
+        input_ids = kwargs.get("input_ids") if inputs is None else inputs
+        states = kwargs.get("inputs_embeds")
+        if kwargs.get("encoder_outputs") is not None:
+            states = kwargs["encoder_outputs"][0]
+        caps = source_lengths(input_ids, kwargs.get("attention_mask"), states, self.config.pad_token_id) + offset
+        prompt = kwargs.get("decoder_input_ids")
+        prompt_length = 1
+        if prompt is not None:
+            # generate() puts the start token before a prompt that has none.
+            prompt_length = prompt.shape[1] + int(bool((prompt[:, 0] != self.config.decoder_start_token_id).all()))
+        if self.config.position_embedding_type == "learned":
+            caps = caps.clamp(max=self.config.max_position_embeddings - prompt_length + 1)
+        return SentenceLengthCriteria(caps.clamp(min=1), prompt_length)
+
+
+# ---------------------------------------------------------------------------------------- small parts
+
+
+def shift_tokens_right(labels: Tensor, pad_token_id: int, decoder_start_token_id: int) -> Tensor:
+    """Return the decoder's input for `labels` [B, T]: the start token, then all but the last label; -100 → padding."""
+    shifted = labels.roll(1, dims=-1)
+    shifted[:, 0] = decoder_start_token_id
+    return shifted.masked_fill(shifted == IGNORE_INDEX, pad_token_id)
+
+
+def _final_norm(config: VanillaTransformerConfig) -> nn.Module:
+    """Pre-norm leaves a stack's sum unnormalised and so ends with a LayerNorm; the paper's post-norm has none."""
+    if config.norm_position == "pre":
+        return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+    return nn.Identity()
+
+
+def _embed(
+    embed_tokens: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None, ids_name: str, embeds_name: str
+) -> Tensor:
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"Pass exactly one of {ids_name} and {embeds_name}.")
+    return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+
+def _one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return the cache under whichever name it came; both names work on every release of the library."""
+    if past_key_values is None:
+        return cache
+    if CACHE_NAME == "cache":
+        warnings.warn("`past_key_values` is deprecated, use `cache`.", FutureWarning, stacklevel=3)
+    return past_key_values if cache is None else cache
+
+
+def _output_attentions(config: VanillaTransformerConfig, asked: bool | None) -> bool:
+    """Return whether to return attention weights; "sdpa" then computes them the eager way for this call."""
+    wanted = bool(config.output_attentions if asked is None else asked)
+    if wanted and config._attn_implementation not in (None, "eager", "sdpa"):
+        raise ValueError(
+            f"output_attentions=True: attn_implementation={config._attn_implementation!r} computes no attention "
+            "weights. Load the model with attn_implementation='eager' or 'sdpa', or call "
+            "model.set_attn_implementation('eager')."
+        )
+    return wanted
+
+
+def _if_asked(default: bool | None, asked: bool | None, states: list[Tensor]) -> tuple[Tensor, ...] | None:
+    return tuple(states) if (default if asked is None else asked) else None
+
+
+VanillaTransformerModel.register_for_auto_class("AutoModel")
+VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
