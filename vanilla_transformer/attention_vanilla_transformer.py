@@ -30,7 +30,7 @@ _CAUSAL_MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
 
 
 def sinusoids(positions: Tensor, config: VanillaTransformerConfig) -> Tensor:
-    """Return the position encodings of section 3.5 in float32.
+    """Return the position encodings of section 3.5.
 
         PE(pos, 2i) = sin(pos / 10000^(2i / d_model)),   PE(pos, 2i + 1) = cos(the same)
 
@@ -42,7 +42,7 @@ def sinusoids(positions: Tensor, config: VanillaTransformerConfig) -> Tensor:
         config: Gives `d_model`, `position_embedding_type` and `sinusoid_layout`.
 
     Returns:
-        [..., D]; float64 where the default dtype is float64.
+        [..., D] in float64 (float32 where a device has no float64).
     """
     half = config.d_model // 2
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
@@ -158,17 +158,19 @@ def eager_attention_forward(
     Returns:
         Output [B, T, H, d_v] and attention weights [B, H, T, S].
     """
-    scores = query @ key.transpose(-1, -2) * scaling
+    scores = (query * scaling) @ key.transpose(-1, -2)  # scaled first: float16 ends at 65,504
     scores = scores.to(torch.promote_types(torch.float32, scores.dtype))  # softmax statistics in float32
     if attention_mask is None and getattr(module, "is_causal", False) and query.shape[-2] > 1:
         attention_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(key.shape[-2] - query.shape[-2])
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            # The smallest number and not -inf: a row without any key becomes uniform instead of NaN.
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + attention_mask
-    weights = scores.softmax(dim=-1).to(value.dtype)
+    if attention_mask is None:
+        weights = scores.softmax(dim=-1)
+    elif attention_mask.dtype == torch.bool:
+        # The smallest number and not -inf: a row without any key is no NaN, and attends to nothing, as under "sdpa".
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1).masked_fill(~attention_mask, 0.0)
+    else:
+        weights = (scores + attention_mask).softmax(dim=-1)
+    weights = weights.to(value.dtype)
     weights = nn.functional.dropout(weights, dropout, module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 

@@ -152,7 +152,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
-        self.decoder_vocab_size = vocab_size if decoder_vocab_size is None else decoder_vocab_size
+        if share_encoder_decoder_embeddings and decoder_vocab_size == vocab_size:
+            decoder_vocab_size = None
+        elif not share_encoder_decoder_embeddings and decoder_vocab_size is None:
+            decoder_vocab_size = vocab_size
+        self.decoder_vocab_size = decoder_vocab_size
         self.d_model = d_model
         self.encoder_layers = encoder_layers
         self.decoder_layers = decoder_layers
@@ -188,7 +192,36 @@ class VanillaTransformerConfig(PreTrainedConfig):
         self.decoder_start_token_id = decoder_start_token_id
         if sinusoid_layout is None and position_embedding_type in POSITION_EMBEDDING_TYPES[:2]:
             self.sinusoid_layout = "interleaved" if position_embedding_type == "sinusoidal" else "halves"
-        _check(self)
+        self.check()
+
+    @property
+    def decoder_vocab_size(self) -> int:
+        """Size of the target vocabulary; a shared one follows `vocab_size`, also when that changes."""
+        return self.vocab_size if self._decoder_vocab_size is None else self._decoder_vocab_size
+
+    @decoder_vocab_size.setter
+    def decoder_vocab_size(self, value: int | None) -> None:
+        self._decoder_vocab_size = value
+
+    def check(self) -> None:
+        """Raise one ValueError that names the first field that does not fit, its value and the rule.
+
+        Called when a config or a model is made: fields may change in between.
+        """
+        _check_fields(self)
+        _check_combinations(self)
+        self.check_token_ids()
+
+    def check_token_ids(self, vocab_size: int | None = None, decoder_vocab_size: int | None = None) -> None:
+        """Raise a ValueError if the padding or start token is outside vocabularies of these sizes, or the config's."""
+        target = decoder_vocab_size or self.decoder_vocab_size
+        both = min(vocab_size or self.vocab_size, target)
+        for name, size in (("pad_token_id", both), ("decoder_start_token_id", target)):
+            if getattr(self, name) >= size:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is outside a vocabulary of {size} tokens: choose an id below it, "
+                    "or a larger vocabulary."
+                )
 
     @property
     def custom_pipelines(self) -> dict[str, dict[str, Any]]:
@@ -211,6 +244,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as config.json holds them, with what loading without this package needs."""
         output: dict[str, Any] = super().to_dict()
+        output["decoder_vocab_size"] = output.pop("_decoder_vocab_size")
         output["custom_pipelines"] = {**copy.deepcopy(CUSTOM_PIPELINES), **output.pop("_foreign_pipelines", {})}
         # `register_for_auto_class` remembers one Auto class a class; a checkpoint is for all three.
         output["auto_map"] = {**AUTO_MAP, **output.get("auto_map", {})}
@@ -295,12 +329,6 @@ def _is_int(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check(config: VanillaTransformerConfig) -> None:
-    """Raise one ValueError that names the first field that does not fit, its value and the rule."""
-    _check_fields(config)
-    _check_combinations(config)
 
 
 def _check_fields(config: VanillaTransformerConfig) -> None:
@@ -401,12 +429,6 @@ def _check_combinations(config: VanillaTransformerConfig) -> None:
             f"decoder_vocab_size={config.decoder_vocab_size} differs from vocab_size={config.vocab_size}, and "
             "share_encoder_decoder_embeddings=True needs one vocabulary: leave decoder_vocab_size None, or set "
             "share_encoder_decoder_embeddings=False."
-        )
-    start = config.decoder_start_token_id
-    if start >= config.decoder_vocab_size:
-        raise ValueError(
-            f"decoder_start_token_id={start} is outside the target vocabulary of {config.decoder_vocab_size} tokens: "
-            "choose an id below it."
         )
 
 

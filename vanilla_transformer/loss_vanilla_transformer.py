@@ -144,12 +144,11 @@ def label_smoothed_loss(
     labels = labels.reshape(-1).to(hidden_states.device)
     hidden_states = hidden_states.reshape(labels.shape[0], -1)
     if is_plain_linear(lm_head):
-        weight: Any = lm_head.weight
-        if bias is None:
-            bias = lm_head.bias
-        elif lm_head.bias is not None:
-            bias = bias.view(-1) + lm_head.bias
-        total: Tensor = _FusedLinearCrossEntropy.apply(hidden_states, weight, bias, labels, label_smoothing)
+        projection: Any = lm_head
+        if projection.bias is not None:
+            bias = projection.bias if bias is None else bias + projection.bias
+        function: Any = _FusedLinearCrossEntropy  # `Function.apply` has no annotations
+        total: Tensor = function.apply(hidden_states, projection.weight, bias, labels, label_smoothing)
     else:
         logits = lm_head(hidden_states)
         logits = logits if bias is None else logits + bias
@@ -166,9 +165,9 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, label_smoothing: float = 0
 
 
 def token_count(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
-    """Return what a summed loss is divided by: `num_items_in_batch`, or the number of real labels, at least 1."""
+    """Return what a summed loss is divided by: `num_items_in_batch` or the number of real labels, at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORE_INDEX).sum().clamp(min=1)
     if isinstance(num_items_in_batch, Tensor):
-        return num_items_in_batch.to(labels.device)
-    return num_items_in_batch
+        return num_items_in_batch.to(labels.device).clamp(min=1)
+    return max(num_items_in_batch, 1)

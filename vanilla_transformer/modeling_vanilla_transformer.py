@@ -145,6 +145,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _no_split_modules = ("VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer")
 
+    def __init__(self, config: VanillaTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        config.check()  # again: fields may have changed since, also by `from_pretrained(folder, d_model=...)`
+
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier-uniform weights, zero biases, embeddings normal with std d_model^-0.5, as tensor2tensor."""
         # The functions of `nn.init` are guarded while a checkpoint loads: weights that came from it stay untouched.
@@ -169,6 +173,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys or {})
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize as the library does, unless the padding or start token would be outside the new vocabulary."""
+        shared = self.config.share_encoder_decoder_embeddings
+        self.config.check_token_ids(new_num_tokens, new_num_tokens if shared else None)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
@@ -390,16 +402,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             `last_hidden_state` [B, T, D], the cache, the encoder's output, and what was asked for.
         """
         asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **asked)
-        elif isinstance(encoder_outputs, tuple):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        encoded: Any = encoder_outputs
+        if encoded is None:
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True, **asked)
+        elif isinstance(encoded, (tuple, list)):
+            encoded = BaseModelOutput(*encoded)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self._decoder_input_ids_from_source(input_ids)
         decoded = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
-            encoder_outputs[0],
+            encoded.last_hidden_state,
             attention_mask,
             _one_cache(cache, past_key_values),
             decoder_inputs_embeds,
@@ -412,9 +425,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
             **{CACHE_NAME: decoded.get(CACHE_NAME)},
         )
 
@@ -440,6 +453,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         >>> model.num_parameters() == model.config.num_trainable_parameters()
         True
     """
+
+    final_logits_bias: nn.Parameter | None
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -467,6 +482,48 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         """Set the output projection."""
         self.lm_head = new_embeddings
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the shared vocabulary, or the source's where the vocabularies are separate; as in the library.
+
+        Raises:
+            ValueError: The padding or start token would be outside the new vocabulary.
+        """
+        if not self.config.share_encoder_decoder_embeddings:
+            return self.model.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self._resize_final_logits_bias()
+        return embeddings
+
+    def resize_decoder_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the target vocabulary where it is separate; the arguments are those of `resize_token_embeddings`.
+
+        Raises:
+            ValueError: The vocabulary is shared, or the padding or start token would be outside the new one.
+        """
+        if self.config.share_encoder_decoder_embeddings:
+            raise ValueError("Source and target share their vocabulary here: call resize_token_embeddings instead.")
+        self.config.check_token_ids(decoder_vocab_size=new_num_tokens)
+        # The two resizing methods are the library's own, not public (5.0 to 5.24); MarianMTModel uses them likewise.
+        decoder = self.model.decoder
+        decoder.embed_tokens = self._get_resized_embeddings(
+            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        size = self.config.decoder_vocab_size = decoder.embed_tokens.num_embeddings
+        self.lm_head = self._get_resized_lm_head(self.lm_head, size, mean_resizing=mean_resizing)
+        self.tie_weights()
+        self._resize_final_logits_bias()
+        return decoder.embed_tokens
+
+    def _resize_final_logits_bias(self) -> None:
+        if self.final_logits_bias is not None:
+            old = self.final_logits_bias
+            bias = nn.functional.pad(old.detach(), (0, self.config.decoder_vocab_size - old.shape[1]))
+            self.final_logits_bias = nn.Parameter(bias, old.requires_grad)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return `labels` [B, T] shifted right behind the start token, padding in place of -100."""

@@ -1,0 +1,44 @@
+"""Loading a checkpoint for the scripts that decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Return a checkpoint's model, in evaluation mode on `device`, and its tokenizer.
+
+    Args:
+        name: Folder or Hub id.
+        device: "auto", or what `torch.device` takes.
+        dtype: One of `DTYPES`.
+        trust_remote_code: Run code that comes with the checkpoint.
+
+    Raises:
+        ValueError: The folder holds no checkpoint, or device or dtype are not usable.
+        OSError: The Hub has no such checkpoint, or cannot be reached.
+    """
+    import torch
+    import transformers
+
+    import vanilla_transformer  # noqa: F401 - registers the model
+
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype {dtype} is unknown: choose one of {', '.join(DTYPES)}")
+    if Path(name).is_dir() and not Path(name, "config.json").is_file():
+        raise ValueError(f"--model {name}: the folder has no config.json, so it holds no checkpoint")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise ValueError(f"--device {device} cannot be used: {str(problem).splitlines()[0]}") from None
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        name, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return model.to(device).eval(), tokenizer

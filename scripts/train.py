@@ -1,0 +1,410 @@
+r"""Train a Transformer on parallel text, measure it, and save a checkpoint that the Auto classes and `pipeline` load.
+
+    python scripts/train.py scripts/recipes/phrase_grammar.yaml --output_dir runs/first
+    python scripts/train.py --train_file train.en train.de --validation_file val.en val.de --test_file test.en \
+        test.de --source_lang en --target_lang de --preset tiny --max_steps 8000 --output_dir runs/en-de
+    python scripts/train.py --dataset_name wmt/wmt14 --dataset_config_name de-en --source_lang en \
+        --target_lang de --preset base --output_dir runs/wmt14
+
+The text is two plain files, or one TSV, CSV, JSONL or Parquet file, gzip-compressed or not, or a data set of the Hub
+or of a local folder. Without any it is the embedded phrase grammar. A YAML file stands for flags; flags after it win.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import sys
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from arguments import clear_errors, parse, wants_help
+
+logger = logging.getLogger("train")
+
+PRESETS = ("base", "big", "tiny")
+COLUMN_ARGUMENTS = ("source_lang", "target_lang", "source_column", "target_column", "on_bad_pair")
+FURTHER_HELP = """\
+Model fields (--d_model, --dropout, --norm_position, ...: every field of VanillaTransformerConfig, over the preset's)
+and training arguments (--output_dir, --max_steps, --max_tokens_per_batch, --noam_factor, --peak_lr, --warmup_steps,
+--eval_strategy, --resume_from_checkpoint, ...: every field of VanillaTransformerTrainingArguments) are flags too:
+--help_all lists them all."""
+
+
+@dataclass
+class RunArguments:
+    """Which text, which tokenizer and which model."""
+
+    preset: str = field(default="base", metadata={"help": "Sizes to start from: base or big (the paper's), or tiny."})
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint to go on from, with its tokenizer, instead of a preset."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Ready tokenizer; default: a joint BPE trained on the training text."}
+    )
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "Tokens of the BPE to train; default: the preset's, 37,000 or 10,000."}
+    )
+    train_file: list[str] | None = field(default=None, metadata={"help": "Training text: one file or two."})
+    validation_file: list[str] | None = field(default=None, metadata={"help": "Validation text: one file or two."})
+    test_file: list[str] | None = field(default=None, metadata={"help": "Test text: one file or two."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub data set or local data set folder."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
+    train_split: str = field(default="train", metadata={"help": "Split of the data set to train on."})
+    validation_split: str | None = field(
+        default="validation", metadata={"help": "Split to validate on, if the data set has it."}
+    )
+    test_split: str | None = field(default="test", metadata={"help": "Split to test on, if the data set has it."})
+    streaming: bool = field(default=False, metadata={"help": "Read the training split without downloading it whole."})
+    source_lang: str | None = field(default=None, metadata={"help": "Source language code, such as en."})
+    target_lang: str | None = field(default=None, metadata={"help": "Target language code, such as de."})
+    source_column: str | None = field(default=None, metadata={"help": "Name of the source column."})
+    target_column: str | None = field(default=None, metadata={"help": "Name of the target column."})
+    on_bad_pair: str = field(
+        default="error", metadata={"help": "What to do with a pair that cannot be used: error or drop (counted)."}
+    )
+    max_source_length: int | None = field(default=None, metadata={"help": "Longest source in tokens."})
+    max_target_length: int | None = field(default=None, metadata={"help": "Longest target in tokens."})
+    too_long: str = field(
+        default="drop",
+        metadata={"help": "What to do with training pairs over these: drop (counted), truncate, error."},
+    )
+    max_train_pairs: int | None = field(default=None, metadata={"help": "Use only the first pairs, for a trial."})
+    grammar_seed: int | None = field(default=None, metadata={"help": "Seed of the embedded grammar's sentences."})
+    sacrebleu_tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer, such as zh or none."})
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after this many evaluations without a better --metric_for_best_model."}
+    )
+    license: str | None = field(default=None, metadata={"help": "Licence of the weights, for the model card."})
+
+
+def main() -> None:
+    """Check everything, train, measure, save."""
+    argv = sys.argv[1:]
+    if wants_help(argv) or not argv:
+        parse(["--help"], __doc__, [RunArguments], FURTHER_HELP)
+
+    with clear_errors():  # all that can be wrong with the input shows before any training
+        from vanilla_transformer import VanillaTransformerTrainingArguments
+
+        parts = [RunArguments, config_arguments(), VanillaTransformerTrainingArguments]
+        run, fields, training = parse(["--help"] if "--help_all" in argv else argv, __doc__, parts)
+        check_arguments(run, training)
+        corpora = load_corpora(run)
+        tokenizer = load_tokenizer(run, training, corpora["train"])
+        model = make_model(run, vars(fields), tokenizer)
+        trainer = make_trainer(run, training, model, tokenizer, corpora)
+
+    trainer.train(resume_from_checkpoint=resume_point(training))
+    scores = measure(run, training, trainer, tokenizer, corpora)
+    if trainer.is_world_process_zero():
+        save(run, training, trainer, tokenizer, corpora, scores)
+
+
+def config_arguments() -> Any:
+    """Return a dataclass of the model's fields, each None: what the preset says."""
+    from vanilla_transformer import VanillaTransformerConfig
+
+    own = ("vocab_size", "decoder_vocab_size", "use_cache")  # the tokenizer's matter; the library's
+    parameters = inspect.signature(VanillaTransformerConfig.__init__).parameters.values()
+    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    fields = [
+        (p.name, Optional[kinds[str(p.annotation).partition(" ")[0]]], field(default=None))  # noqa: UP045 - HfArgumentParser
+        for p in parameters
+        if p.default is not p.empty and p.name not in own and not p.name.endswith("token_id")
+    ]
+    return make_dataclass("ConfigArguments", fields)
+
+
+def check_arguments(run: Any, training: Any) -> None:
+    """Refuse what cannot work before anything is read."""
+    folder = Path(training.output_dir)
+    if not training.resume_from_checkpoint and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"--output_dir {folder} is not empty: choose another folder, or go on with what is in it by "
+            "--resume_from_checkpoint true"
+        )
+    if run.preset not in PRESETS:
+        raise ValueError(f"--preset {run.preset} is unknown: choose one of {', '.join(PRESETS)}")
+    if run.dataset_name and run.train_file:
+        raise ValueError("--dataset_name and --train_file: choose one of the two")
+    if (run.validation_file or run.test_file) and not run.train_file:
+        raise ValueError("--validation_file and --test_file go with --train_file")
+    if run.streaming and not run.dataset_name:
+        raise ValueError("--streaming reads a data set: it needs --dataset_name")
+    if run.model_name_or_path and (run.vocab_size or run.tokenizer_name):
+        raise ValueError("--model_name_or_path brings its tokenizer: leave out --vocab_size and --tokenizer_name")
+    if run.tokenizer_name and run.vocab_size:
+        raise ValueError("--vocab_size is for a tokenizer trained here: leave it out with --tokenizer_name")
+    if run.early_stopping_patience and not (training.load_best_model_at_end and training.metric_for_best_model):
+        raise ValueError(
+            "--early_stopping_patience needs --load_best_model_at_end true and --metric_for_best_model bleu (or "
+            "chrf, or loss)"
+        )
+
+
+def load_corpora(run: Any) -> dict[str, Any]:
+    """Return the data sets "train" and, where there are any, "validation" and "test"; print what was read."""
+    from vanilla_transformer.corpus import load_parallel_dataset, load_parallel_files
+
+    columns = {name: getattr(run, name) for name in COLUMN_ARGUMENTS}
+    corpora: dict[str, Any] = {}
+    if not run.dataset_name and not run.train_file:
+        return load_grammar(run)
+    for name in ("train", "validation", "test"):
+        if run.train_file:
+            files = getattr(run, f"{name}_file")
+            if not files:
+                continue
+            corpora[name], report = load_parallel_files(files, **columns)
+        else:
+            split = getattr(run, f"{name}_split")
+            if not split or (name != "train" and split not in split_names(run)):
+                continue
+            corpora[name], report = load_parallel_dataset(
+                run.dataset_name,
+                run.dataset_config_name,
+                split=split,
+                streaming=run.streaming and name == "train",
+                **columns,
+            )
+        logger.info("%s: %s", name, report)
+    if run.max_train_pairs:
+        corpora["train"] = corpora["train"].take(run.max_train_pairs)
+    return corpora
+
+
+def load_grammar(run: Any) -> dict[str, Any]:
+    """Return the sentences of the embedded phrase grammar."""
+    import datasets
+
+    from vanilla_transformer.phrase_grammar import generate_splits
+
+    run.source_lang, run.target_lang = "en", "de"
+    splits = generate_splits() if run.grammar_seed is None else generate_splits(run.grammar_seed)
+    logger.info("no corpus given: %d sentences of the embedded phrase grammar, synthetic text", len(splits.train))
+    parts = {"train": splits.train, "validation": splits.valid, "test": splits.test}
+    return {
+        name: datasets.Dataset.from_dict({"source": [s for s, _ in pairs], "target": [t for _, t in pairs]})
+        for name, pairs in parts.items()
+    }
+
+
+def split_names(run: Any) -> list[str]:
+    """Return the splits of the data set."""
+    import datasets
+
+    if Path(run.dataset_name, "dataset_dict.json").is_file():
+        return list(datasets.load_from_disk(run.dataset_name))
+    return list(datasets.get_dataset_split_names(run.dataset_name, run.dataset_config_name))
+
+
+def load_tokenizer(run: Any, training: Any, corpus: Any) -> Any:
+    """Return the tokenizer: a ready one, that of a run to resume, or one trained on the training text."""
+    from transformers import AutoTokenizer
+
+    from vanilla_transformer.tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
+
+    name = run.tokenizer_name or run.model_name_or_path
+    if training.resume_from_checkpoint and Path(training.output_dir, "tokenizer.json").is_file():
+        name = training.output_dir
+    if name:
+        return AutoTokenizer.from_pretrained(name)
+    size = run.vocab_size or preset_config(run).vocab_size
+    if training.local_process_index == 0:
+        save_tokenizer(train_tokenizer(iterate_texts(corpus), vocab_size=size), training.output_dir)
+    with training.main_process_first(desc="tokenizer"):
+        return AutoTokenizer.from_pretrained(training.output_dir)
+
+
+def preset_config(run: Any, **fields: Any) -> Any:
+    """Return the preset's configuration with `fields` in place of its own."""
+    from vanilla_transformer import VanillaTransformerConfig
+
+    return getattr(VanillaTransformerConfig, run.preset)(**fields)
+
+
+def make_model(run: Any, fields: dict[str, Any], tokenizer: Any) -> Any:
+    """Return a fresh model that fits the tokenizer, or the checkpoint to go on from."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if run.model_name_or_path:
+        return AutoModelForSeq2SeqLM.from_pretrained(run.model_name_or_path, **fields)
+    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    config = preset_config(
+        run,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        decoder_start_token_id=start,
+        **fields,
+    )
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def make_trainer(run: Any, training: Any, model: Any, tokenizer: Any, corpora: dict[str, Any]) -> Any:
+    """Return the Trainer over encoded pairs."""
+    from transformers import EarlyStoppingCallback
+
+    from vanilla_transformer import VanillaTransformerTrainer
+    from vanilla_transformer.corpus import encode_pairs
+    from vanilla_transformer.metrics import build_compute_metrics
+
+    encoded = {}
+    for name in ("train", "validation"):
+        if name not in corpora:
+            continue
+        with training.main_process_first(desc=f"encoding {name}"):
+            encoded[name], report = encode_pairs(
+                corpora[name],
+                tokenizer,
+                max_source_length=run.max_source_length,
+                max_target_length=run.max_target_length,
+                too_long=run.too_long if name == "train" else "truncate",
+            )
+        logger.info("%s: %s", name, report)
+    if training.eval_strategy != "no" and "validation" not in encoded:
+        raise ValueError(f"--eval_strategy {training.eval_strategy} needs validation text: --validation_file")
+    patience = run.early_stopping_patience
+    return VanillaTransformerTrainer(
+        model=model,
+        args=training,
+        train_dataset=encoded["train"],
+        eval_dataset=encoded.get("validation"),
+        processing_class=tokenizer,
+        compute_metrics=build_compute_metrics(tokenizer, tokenize=run.sacrebleu_tokenize),
+        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
+    )
+
+
+def resume_point(training: Any) -> bool | str | None:
+    """Return what `Trainer.train` takes: a path, True for the newest checkpoint in the output folder, or None."""
+    point = training.resume_from_checkpoint
+    return True if str(point).lower() == "true" else point
+
+
+def measure(run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any]) -> dict[str, Any]:
+    """Return BLEU and chrF on the test text, else on the validation text, by name of the set."""
+    from vanilla_transformer.metrics import TranslationScore
+    from vanilla_transformer.translation import translate_sentences
+
+    name = next((name for name in ("test", "validation") if name in corpora), None)
+    if name is None or not trainer.is_world_process_zero():
+        return {}
+    corpus = corpora[name]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    found = translate_sentences(model, tokenizer, corpus["source"][:], show_progress=not training.disable_tqdm)
+    return {
+        name: TranslationScore().compute(
+            predictions=[best.text for best, *_ in found],
+            references=corpus["target"][:],
+            tokenize=run.sacrebleu_tokenize,
+        )
+    }
+
+
+def save(
+    run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any], scores: dict[str, Any]
+) -> None:
+    """Write the checkpoint, its card and metrics.json, and print the result line."""
+    from vanilla_transformer.hub import write_model_card
+    from vanilla_transformer.tokenizer_training import save_tokenizer
+
+    folder = Path(training.output_dir)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    log = {key: value for entry in trainer.state.log_history for key, value in entry.items()}
+    metrics = {
+        "scores": scores,
+        "updates": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "train_runtime_seconds": log.get("train_runtime"),
+        "validation": {key: value for key, value in log.items() if key.startswith("eval_")},
+        "parameters": model.num_parameters(),
+        "training_pairs": len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
+    }
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_model_card(folder, run_facts(run, training, trainer, tokenizer, corpora, metrics))
+    shown = [
+        f"{name} BLEU {score['bleu']:.2f} | chrF {score['chrf']:.2f} | exact match {score['exact_match']:.1f}%"
+        f" | {score['bleu_signature']}"
+        for name, score in scores.items()
+    ]
+    print(
+        f"result: {' '.join(shown) or 'not measured, no test text'} | {trainer.state.global_step:,} updates | {folder}"
+    )
+
+
+def run_facts(
+    run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any], metrics: dict[str, Any]
+) -> Any:
+    """Return what the model card says of this run."""
+    import platform
+
+    import torch
+    import transformers
+
+    from vanilla_transformer.hub import RunFacts
+
+    model, config = trainer.model, trainer.accelerator.unwrap_model(trainer.model).config
+    synthetic = not (run.dataset_name or run.train_file)
+    languages = [code for code in (run.source_lang, run.target_lang) if code]
+    if training.lr_schedule == "noam":
+        rate = f"peak rate {training.peak_lr}" if training.peak_lr else f"factor {training.noam_factor or 1.0}"
+        schedule = f"the paper's schedule, {training.warmup_steps:.0f} warm-up updates, {rate}"
+    else:
+        schedule = f"{training.lr_scheduler_type}, learning rate {training.learning_rate}"
+    data = "the embedded English-German phrase grammar (generated text)"
+    if not synthetic:
+        data = run.dataset_name or " and ".join(Path(file).name for file in run.train_file)
+    seconds = metrics["train_runtime_seconds"] or 0.0
+    pairs = metrics["training_pairs"]
+    budget = training.max_tokens_per_batch
+    return RunFacts(
+        task_sentence=f"This model translates {' to '.join(languages) or 'text'}.",
+        parameters=metrics["parameters"],
+        architecture=(
+            f"{config.encoder_layers}+{config.decoder_layers} layers, d_model {config.d_model}, d_ff "
+            f"{config.encoder_ffn_dim}, {config.encoder_attention_heads} heads, {config.norm_position}-norm, "
+            f"{config.position_embedding_type} positions"
+        ),
+        decoding=f"beam {model.generation_config.num_beams}, at most source length + 50 tokens a sentence",
+        training={
+            "data": data,
+            "pairs": "a stream" if pairs is None else f"{pairs:,}",
+            "tokenizer": f"byte-level BPE of {len(tokenizer):,} tokens",
+            "updates": f"{metrics['updates']:,}",
+            "batches": (
+                f"at most {budget:,} source and {budget:,} target tokens a device, padding included"
+                if budget
+                else f"{training.per_device_train_batch_size} pairs a device"
+            )
+            + f", {training.world_size} device(s), {training.gradient_accumulation_steps} accumulation step(s)",
+            "optimizer": (
+                f"Adam, β = ({training.adam_beta1}, {training.adam_beta2}), ε = {training.adam_epsilon}, "
+                f"weight decay {training.weight_decay}; {schedule}"
+            ),
+            "regularisation": f"dropout {config.dropout}, label smoothing {config.label_smoothing}",
+            "device": f"{'bf16' if training.bf16 else 'fp16' if training.fp16 else 'fp32'}, {training.device.type}",
+            "time": f"{seconds / 60:.1f} minutes",
+            "software": f"transformers {transformers.__version__}, torch {torch.__version__}, Python "
+            f"{platform.python_version()}",
+        },
+        example_source=next(iter(corpora.get("test", corpora["train"])))["source"],
+        scores=metrics["scores"],
+        languages=languages,
+        license=run.license,
+        dataset=run.dataset_name if run.dataset_name and not Path(run.dataset_name).exists() else None,
+        synthetic=synthetic,
+    )
+
+
+if __name__ == "__main__":
+    main()
