@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
+
 from arguments import clear_errors, parse
 
 

@@ -53,7 +53,7 @@ def show(folder: Path) -> None:
     }
     print(f"\n{len(sources):,} test sentences of generated text, each with a combination that training never saw:")
     for name, score in scores.items():
-        print(f"  {name:26} BLEU {score['bleu']:5.1f}   chrF {score['chrf']:5.1f}   exact {score['exact_match']:5.1f}%")
+        print(f"  {name:26} BLEU {score['bleu']:5.1f}   chrF {score['chrf']:5.1f}   exact {score['exact_match']:.1f}%")
     print(f"  {scores['this model']['bleu_signature']}")
 
     print('\nTranslated by pipeline("translation") from the saved folder:')

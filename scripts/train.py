@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
+
 from arguments import clear_errors, parse, wants_help
 
 logger = logging.getLogger("train")
@@ -67,9 +69,9 @@ class RunArguments:
     )
     max_source_length: int | None = field(default=None, metadata={"help": "Longest source in tokens."})
     max_target_length: int | None = field(default=None, metadata={"help": "Longest target in tokens."})
-    too_long: str = field(
+    over_length: str = field(
         default="drop",
-        metadata={"help": "What to do with training pairs over these: drop (counted), truncate, error."},
+        metadata={"help": "What to do with training pairs over these limits: drop (counted), truncate or error."},
     )
     max_train_pairs: int | None = field(default=None, metadata={"help": "Use only the first pairs, for a trial."})
     grammar_seed: int | None = field(default=None, metadata={"help": "Seed of the embedded grammar's sentences."})
@@ -266,7 +268,7 @@ def make_trainer(run: Any, training: Any, model: Any, tokenizer: Any, corpora: d
                 tokenizer,
                 max_source_length=run.max_source_length,
                 max_target_length=run.max_target_length,
-                too_long=run.too_long if name == "train" else "truncate",
+                too_long=run.over_length if name == "train" else "truncate",
             )
         logger.info("%s: %s", name, report)
     if training.eval_strategy != "no" and "validation" not in encoded:

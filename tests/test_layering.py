@@ -1,0 +1,123 @@
+"""Dependencies point one way, and the files that ship with a checkpoint stand on their own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vanilla_transformer
+
+PACKAGE = Path(vanilla_transformer.__file__).parent
+SHIPPED = {path.stem for path in PACKAGE.glob("*_vanilla_transformer.py")}
+# What each module of the package may import from it; a new module has to be put in its place here.
+ALLOWED = {
+    "configuration_vanilla_transformer": set(),
+    "generation_vanilla_transformer": set(),
+    "loss_vanilla_transformer": set(),
+    "pipeline_vanilla_transformer": set(),
+    "attention_vanilla_transformer": {"configuration_vanilla_transformer"},
+    "modeling_vanilla_transformer": SHIPPED - {"modeling_vanilla_transformer"},
+    "registration": SHIPPED,
+    "corpus_formats": set(),
+    "corpus": {"corpus_formats"},
+    "tokenizer_training": {"corpus_formats"},
+    "phrase_lexicon": set(),
+    "phrase_syntax": {"phrase_lexicon"},
+    "phrase_grammar": {"phrase_lexicon", "phrase_syntax"},
+    "batching": set(),
+    "optimization": set(),
+    "metrics": set(),
+    "trainer": {"batching", "optimization"},  # no model: it trains any sequence-to-sequence model
+    "translation": {"corpus_formats"},
+    "hub": {"vanilla_transformer"},  # for the version
+}
+
+
+def imports(path: Path, *, of_package: bool) -> set[str]:
+    """Return the modules that a file imports, inside functions too: of this package, or all others by their root."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            inside = node.level > 0 or (node.module or "").partition(".")[0] == PACKAGE.name
+            name = node.module or ""
+            if inside and of_package:
+                found.add(name.removeprefix(f"{PACKAGE.name}.").partition(".")[0])
+            elif not inside and not of_package:
+                found.add(name.partition(".")[0])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                if (root == PACKAGE.name) == of_package:
+                    found.add(root)
+    return found
+
+
+def test_every_module_has_its_place():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert modules == set(ALLOWED)
+
+
+@pytest.mark.parametrize("module", sorted(ALLOWED))
+def test_a_module_imports_only_what_stands_below_it(module):
+    assert imports(PACKAGE / f"{module}.py", of_package=True) <= ALLOWED[module]
+
+
+def test_no_cycle():
+    below = {module: set(names) & set(ALLOWED) for module, names in ALLOWED.items()}
+    while below:
+        free = {module for module, names in below.items() if not names & set(below)}
+        assert free, f"these import each other: {sorted(below)}"
+        below = {module: names for module, names in below.items() if module not in free}
+
+
+@pytest.mark.parametrize("module", sorted(SHIPPED))
+def test_shipped_files_import_only_torch_transformers_and_each_other(module):
+    path = PACKAGE / f"{module}.py"
+    outside = imports(path, of_package=False) - set(sys.stdlib_module_names)
+    assert outside <= {"torch", "transformers"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            # The library copies files along by this one form of import.
+            assert node.level == 1
+            assert node.module in SHIPPED
+
+
+def test_modeling_imports_every_shipped_file():
+    # transformers 5.0 copies only what the loaded file imports itself.
+    assert imports(PACKAGE / "modeling_vanilla_transformer.py", of_package=True) == SHIPPED - {
+        "modeling_vanilla_transformer"
+    }
+
+
+def test_scripts_are_never_imported_by_the_package():
+    scripts = {path.stem for path in (PACKAGE.parent / "scripts").glob("*.py")} - {"evaluate"}  # also a library
+    for path in PACKAGE.glob("*.py"):
+        assert not imports(path, of_package=False) & (scripts | {"scripts"})
+
+
+def test_import_touches_torch_and_transformers_alone():
+    # Beside what the library's own model of this kind brings along: here no datasets, no accelerate, nothing else.
+    program = (
+        "from transformers import AutoModelForSeq2SeqLM, MarianMTModel\n"
+        "import transformers.pipelines, sys\n"
+        "before = set(sys.modules)\n"
+        "import vanilla_transformer\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - {'vanilla_transformer', 'transformers', 'torch'} - set(sys.stdlib_module_names)))\n"
+        "print([name for name in ('datasets', 'evaluate', 'sacrebleu', 'matplotlib') if name in sys.modules])\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.split("\n")[:2] == ["[]", "[]"]
+
+
+@pytest.mark.parametrize("name", vanilla_transformer.__all__)
+def test_every_public_name_exists(name):
+    assert getattr(vanilla_transformer, name).__doc__
+    assert name in dir(vanilla_transformer)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = vanilla_transformer.no_such_thing
