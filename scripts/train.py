@@ -94,6 +94,7 @@ def main() -> None:
         parts = [RunArguments, config_arguments(), VanillaTransformerTrainingArguments]
         run, fields, training = parse(["--help"] if "--help_all" in argv else argv, __doc__, parts)
         check_arguments(run, training)
+        show_log(training)
         corpora = load_corpora(run)
         tokenizer = load_tokenizer(run, training, corpora["train"])
         model = make_model(run, vars(fields), tokenizer)
@@ -145,6 +146,14 @@ def check_arguments(run: Any, training: Any) -> None:
             "--early_stopping_patience needs --load_best_model_at_end true and --metric_for_best_model bleu (or "
             "chrf, or loss)"
         )
+
+
+def show_log(training: Any) -> None:
+    """Print what this script and the package report; on the first process alone."""
+    logging.basicConfig(format="%(message)s")
+    if training.process_index == 0:
+        for name in (logger.name, "vanilla_transformer"):
+            logging.getLogger(name).setLevel(logging.INFO)
 
 
 def load_corpora(run: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -24,6 +24,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 # The library renamed `past_key_values` to `cache` in 5.24; its own output class says which name is in force.
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 _CAUSAL_MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters
+_CACHE_UPDATE_ARGUMENTS = inspect.signature(Cache.update).parameters
 
 
 # ---------------------------------------------------------------------------------------- positions (section 3.5)
@@ -245,7 +246,12 @@ class VanillaTransformerAttention(nn.Module):
         value = self._split_heads(self.v_proj(states), self.d_v)
         if cache is not None:
             part = cache.cross_attention_cache if is_cross else cache.self_attention_cache
-            key, value = part.update(key, value, self.layer_idx)
+            arguments: dict[str, Any] = {}
+            if "cache_kwargs" in _CACHE_UPDATE_ARGUMENTS and not is_cross:
+                # The static cache of older releases (seen in 5.0) does not count: without this it writes from 0 on.
+                positions = torch.arange(key.shape[2], device=key.device) + part.get_seq_length(self.layer_idx)
+                arguments["cache_kwargs"] = {"cache_position": positions}
+            key, value = part.update(key, value, self.layer_idx, **arguments)
             if is_cross:
                 cache.is_updated[self.layer_idx] = True
         return key, value
@@ -298,7 +304,8 @@ def causal_attention_mask(
         cache: Keys and values of the P tokens before.
         past_length: P.
     """
-    if attention_mask is not None and attention_mask.dim() == 2 and cache is None and _is_right_padded(attention_mask):
+    is_start = isinstance(past_length, int) and past_length == 0  # also with a new, empty cache
+    if attention_mask is not None and attention_mask.dim() == 2 and is_start and _is_right_padded(attention_mask):
         attention_mask = None  # causality alone keeps real tokens from the padding behind them; no [T, T] mask
     self_attention_cache = None if cache is None else cache.self_attention_cache
     arguments: dict[str, Any] = {CACHE_NAME: self_attention_cache}

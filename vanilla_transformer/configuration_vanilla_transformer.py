@@ -152,11 +152,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
-        if share_encoder_decoder_embeddings and decoder_vocab_size == vocab_size:
-            decoder_vocab_size = None
-        elif not share_encoder_decoder_embeddings and decoder_vocab_size is None:
-            decoder_vocab_size = vocab_size
-        self.decoder_vocab_size = decoder_vocab_size
+        self.decoder_vocab_size = vocab_size if decoder_vocab_size is None else decoder_vocab_size
         self.d_model = d_model
         self.encoder_layers = encoder_layers
         self.decoder_layers = decoder_layers
@@ -194,14 +190,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
             self.sinusoid_layout = "interleaved" if position_embedding_type == "sinusoidal" else "halves"
         self.check()
 
-    @property
-    def decoder_vocab_size(self) -> int:
-        """Size of the target vocabulary; a shared one follows `vocab_size`, also when that changes."""
-        return self.vocab_size if self._decoder_vocab_size is None else self._decoder_vocab_size
-
-    @decoder_vocab_size.setter
-    def decoder_vocab_size(self, value: int | None) -> None:
-        self._decoder_vocab_size = value
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, value)
+        if key == "vocab_size" and self.__dict__.get("share_encoder_decoder_embeddings"):
+            self.decoder_vocab_size = value  # one vocabulary: resizing it, or overriding its size, changes both
 
     def check(self) -> None:
         """Raise one ValueError that names the first field that does not fit, its value and the rule.
@@ -244,7 +236,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as config.json holds them, with what loading without this package needs."""
         output: dict[str, Any] = super().to_dict()
-        output["decoder_vocab_size"] = output.pop("_decoder_vocab_size")
         output["custom_pipelines"] = {**copy.deepcopy(CUSTOM_PIPELINES), **output.pop("_foreign_pipelines", {})}
         # `register_for_auto_class` remembers one Auto class a class; a checkpoint is for all three.
         output["auto_map"] = {**AUTO_MAP, **output.get("auto_map", {})}

@@ -6,6 +6,7 @@ The cap belongs to the sentence, not to the batch: a batch's longest sentence mu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,22 +40,28 @@ def set_generation_defaults(generation_config: GenerationConfig) -> None:
     """Set what the paper decodes with on the `generation_config` of a fresh model."""
     generation_config.num_beams = NUM_BEAMS
     generation_config.max_length_offset = MAX_LENGTH_OFFSET
+    # The library's own mark (5.0 to 5.24): while it is True, fields that are not its own are dropped in loading.
+    generation_config._from_model_config = False
 
 
-def length_offset(configs: list[GenerationConfig | None], generate_kwargs: dict[str, Any]) -> int | None:
+def setting(name: str, sources: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the first value of `name` that is not None; `sources` come the most important first."""
+    return next((source[name] for source in sources if source.get(name) is not None), None)
+
+
+def length_offset(sources: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the `max_length_offset` in force, or None where an explicit `max_length` / `max_new_tokens` rules.
 
     Args:
-        configs: Generation configs, the most important first; None entries are skipped.
-        generate_kwargs: The arguments of `generate()`, before all configs.
+        sources: The arguments of `generate()`, then the fields of generation configs, the most important first.
 
     Raises:
         ValueError: `max_length_offset` is not an integer of at least 0.
     """
-    sources = [generate_kwargs, *(vars(config) for config in configs if config is not None)]
-    if any(source.get(name) is not None for source in sources for name in ("max_length", "max_new_tokens")):
+    if setting("max_length", sources) is not None or setting("max_new_tokens", sources) is not None:
         return None
-    offset = next((source["max_length_offset"] for source in sources if "max_length_offset" in source), None)
+    offsets = (source["max_length_offset"] for source in sources if "max_length_offset" in source)
+    offset = next(offsets, MAX_LENGTH_OFFSET)  # a folder without generation_config.json has none
     if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
         raise ValueError(
             f"max_length_offset={offset!r} is not valid: it is the number of tokens that an output may be longer than "
@@ -82,3 +89,40 @@ def source_lengths(
     if states is not None:
         return torch.full((states.shape[0],), states.shape[1], device=states.device)
     raise ValueError("generate() needs a source: pass input_ids, inputs_embeds or encoder_outputs.")
+
+
+def decoder_prompt_length(prompt: Tensor | None, decoder_start_token_id: int) -> int:
+    """Return the number of tokens that decoding starts with; `prompt` are the decoder's input ids [B, T], if given."""
+    if prompt is None:
+        return 1
+    # generate() puts the start token before a prompt that has none.
+    return prompt.shape[1] + int(bool((prompt[:, 0] != decoder_start_token_id).all()))
+
+
+def pad_behind_end(
+    output: Any, prompt_length: int, caps: Tensor | None, eos_token_id: int | list[int] | None, pad_token_id: int
+) -> Any:
+    """Return what `generate()` gave, with padding behind each sentence's end token and cap.
+
+    The library's beam search takes a padding id of 0 for none and fills up with the end token (5.0 to 5.24), so that a
+    sentence that was cut looks finished; without an end token, greedy search goes on behind the cap.
+
+    Args:
+        output: Token ids [rows, T], or an output object that has them as `sequences`; anything else is returned as is.
+        prompt_length: Number of tokens at the beginning that were given.
+        caps: Most tokens that each source sentence may get [B]; rows are a multiple of B.
+        eos_token_id: The end token, or several, or None.
+        pad_token_id: What to fill up with.
+    """
+    sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
+    if not isinstance(sequences, Tensor):
+        return output
+    generated = sequences[:, prompt_length:]
+    ends = [] if eos_token_id is None else eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    is_end = torch.isin(generated, torch.tensor(ends, dtype=generated.dtype, device=generated.device)).int()
+    behind = is_end.cumsum(dim=-1) > is_end
+    if caps is not None:
+        rows = caps.to(generated.device).repeat_interleave(generated.shape[0] // caps.shape[0])
+        behind |= torch.arange(generated.shape[1], device=generated.device) >= rows[:, None]
+    generated.masked_fill_(behind, pad_token_id)
+    return output

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 CHUNK_ELEMENTS = 2**22  # logits in memory at a time: 16 MiB in float32
@@ -37,8 +36,13 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
             return _forward_chunks(ctx, hidden, weight, bias, labels, label_smoothing, compute)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # `once_differentiable` would let a gradient penalty pass as a constant.
+            raise RuntimeError(
+                "This loss has no second derivative (create_graph=True was given): take the logits of "
+                "model(..., return_logits=True) and compute the loss from them."
+            )
         hidden_dtype, weight_dtype, bias_dtype = ctx.dtypes
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         return (

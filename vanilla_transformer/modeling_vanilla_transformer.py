@@ -35,8 +35,11 @@ from .attention_vanilla_transformer import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
     SentenceLengthCriteria,
+    decoder_prompt_length,
     length_offset,
+    pad_behind_end,
     set_generation_defaults,
+    setting,
     source_lengths,
 )
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
@@ -434,8 +437,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     def _decoder_input_ids_from_source(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None or not self.config.share_encoder_decoder_embeddings:
             raise ValueError(
-                "The decoder has no input: pass decoder_input_ids or decoder_inputs_embeds (or labels, to a model "
-                "with a loss). Only a shared vocabulary and given input_ids allow to take the source for it."
+                "The decoder has no input: pass decoder_input_ids or decoder_inputs_embeds. Only a shared vocabulary and given input_ids allow to take the source for it."
             )
         return shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)
 
@@ -494,7 +496,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if not self.config.share_encoder_decoder_embeddings:
             return self.model.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         embeddings: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self._resize_final_logits_bias()
+        self._finish_resizing()
         return embeddings
 
     def resize_decoder_token_embeddings(
@@ -516,10 +518,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         size = self.config.decoder_vocab_size = decoder.embed_tokens.num_embeddings
         self.lm_head = self._get_resized_lm_head(self.lm_head, size, mean_resizing=mean_resizing)
         self.tie_weights()
-        self._resize_final_logits_bias()
+        self._finish_resizing()
         return decoder.embed_tokens
 
-    def _resize_final_logits_bias(self) -> None:
+    def _finish_resizing(self) -> None:
+        self.lm_head.out_features = self.config.decoder_vocab_size  # 5.0 forgets it where the weight is tied
         if self.final_logits_bias is not None:
             old = self.final_logits_bias
             bias = nn.functional.pad(old.detach(), (0, self.config.decoder_vocab_size - old.shape[1]))
@@ -579,8 +582,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """
         if labels is not None:
             use_cache = bool(use_cache)
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError(
+                    "The decoder has no input: pass labels, decoder_input_ids or decoder_inputs_embeds. (Under "
+                    "label_smoothing_factor the library's Trainer takes the labels away: give its collator the model, "
+                    "DataCollatorForSeq2Seq(tokenizer, model=model), or smooth by config.label_smoothing.)"
+                )
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -649,27 +658,34 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         Raises:
             ValueError: `max_length_offset` is not an integer of at least 0.
         """
-        offset = length_offset([generation_config, self.generation_config], kwargs)
+        configs = [config for config in (generation_config, self.generation_config) if config is not None]
+        sources = [kwargs, *map(vars, configs)]
+        offset = length_offset(sources)
+        start, pad = (setting(name, sources) for name in ("decoder_start_token_id", "pad_token_id"))
+        prompt_length = decoder_prompt_length(
+            kwargs.get("decoder_input_ids"), self.config.decoder_start_token_id if start is None else start
+        )
+        eos, caps = setting("eos_token_id", sources), None
+        pad = self.config.pad_token_id if pad is None else pad
         if offset is not None:
-            criteria = self._length_criteria(inputs, offset, kwargs)
+            caps = self._caps(inputs, kwargs, offset, prompt_length)
+            criteria = SentenceLengthCriteria(caps, prompt_length)
             stopping_criteria = StoppingCriteriaList([criteria, *(stopping_criteria or [])])
-            kwargs["max_new_tokens"] = int(criteria.max_new_tokens.max())
-        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+            kwargs["max_new_tokens"] = int(caps.max())
+        kwargs.pop("max_length_offset", None)
+        output = super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        return pad_behind_end(output, prompt_length, caps, eos, pad)
 
-    def _length_criteria(self, inputs: Tensor | None, offset: int, kwargs: dict[str, Any]) -> SentenceLengthCriteria:
+    def _caps(self, inputs: Tensor | None, kwargs: dict[str, Any], offset: int, prompt_length: int) -> Tensor:
+        """Return how many tokens each source sentence may get [B]."""
         input_ids = kwargs.get("input_ids") if inputs is None else inputs
         states = kwargs.get("inputs_embeds")
         if kwargs.get("encoder_outputs") is not None:
             states = kwargs["encoder_outputs"][0]
         caps = source_lengths(input_ids, kwargs.get("attention_mask"), states, self.config.pad_token_id) + offset
-        prompt = kwargs.get("decoder_input_ids")
-        prompt_length = 1
-        if prompt is not None:
-            # generate() puts the start token before a prompt that has none.
-            prompt_length = prompt.shape[1] + int(bool((prompt[:, 0] != self.config.decoder_start_token_id).all()))
         if self.config.position_embedding_type == "learned":
             caps = caps.clamp(max=self.config.max_position_embeddings - prompt_length + 1)
-        return SentenceLengthCriteria(caps.clamp(min=1), prompt_length)
+        return caps.clamp(min=1)
 
 
 # ---------------------------------------------------------------------------------------- small parts

@@ -1,0 +1,42 @@
+"""What all tests share: no network, no progress bars, one thread, and factories of tiny models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+import transformers
+from tiny_models import TINY
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_config() -> Callable[..., VanillaTransformerConfig]:
+    """Return a factory of a config of a few thousand parameters."""
+    return lambda **fields: VanillaTransformerConfig(**{**TINY, **fields})
+
+
+@pytest.fixture
+def make_model(make_config) -> Callable[..., VanillaTransformerForConditionalGeneration]:
+    """Return a factory of a tiny model in evaluation mode; biases and norms are random too, so that each counts."""
+
+    def make(attn_implementation: str = "sdpa", seed: int = 0, dtype: torch.dtype = torch.float32, **fields):
+        torch.manual_seed(seed)
+        model = AutoModelForSeq2SeqLM.from_config(make_config(**fields), attn_implementation=attn_implementation)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias") or "layer_norm" in name:
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+        return model.to(dtype).eval()
+
+    return make

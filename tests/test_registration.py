@@ -1,0 +1,378 @@
+"""What the library knows after `import vanilla_transformer`, and what checkpoints can do without that import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    pipeline,
+    pipelines,
+)
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.pipelines.base import get_default_model_and_revision
+
+import vanilla_transformer as vt
+from vanilla_transformer import registration
+
+TASKS = ["translation", "summarization", "text2text-generation"]
+TEXTS = ["hello", "abc de"]
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "d_model": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    specials = ["<pad>", "</s>", "<s>"]
+    vocab = {token: index for index, token in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=64
+    )
+
+
+def randomise(model):
+    """Give a fresh model weights so large that its outputs depend on its inputs."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.requires_grad:  # not Marian's sinusoids, which no checkpoint holds
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    config = vt.VanillaTransformerConfig.tiny(vocab_size=len(tokenizer), **SMALL)
+    model = randomise(vt.VanillaTransformerForConditionalGeneration(config))
+    model.generation_config.max_length_offset = 2
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "my.check-point"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def want(model, tokenizer):
+    texts = [result["translation_text"] for result in pipeline("translation", model=model, tokenizer=tokenizer)(TEXTS)]
+    assert len(set(texts)) == len(TEXTS)
+    return texts
+
+
+# ------------------------------------------------------------------------------------------------ in this process
+
+
+def test_the_auto_classes_know_the_model(folder):
+    config = AutoConfig.for_model("vanilla_transformer", **SMALL)
+    assert type(config) is vt.VanillaTransformerConfig
+    assert type(AutoModel.from_config(config)) is vt.VanillaTransformerModel
+    assert type(AutoModelForSeq2SeqLM.from_config(config)) is vt.VanillaTransformerForConditionalGeneration
+    assert type(AutoConfig.from_pretrained(folder)) is vt.VanillaTransformerConfig
+    assert type(AutoModel.from_pretrained(folder)) is vt.VanillaTransformerModel
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is vt.VanillaTransformerForConditionalGeneration
+
+
+def test_registering_again_and_reloading_changes_nothing(caplog):
+    before = {task: PIPELINE_REGISTRY.supported_tasks[task].copy() for task in TASKS}
+    check_task = PIPELINE_REGISTRY.check_task
+    vt.register()
+    importlib.reload(registration).register()
+    assert {task: PIPELINE_REGISTRY.supported_tasks[task] for task in TASKS} == before
+    assert PIPELINE_REGISTRY.check_task is check_task
+    assert caplog.text == ""
+    assert not hasattr(check_task.__wrapped__, "__wrapped__"), "wrapped twice"
+
+
+@pytest.mark.parametrize(
+    ("task", "pair"),
+    [
+        ("translation", None),
+        ("translation_en_to_de", ("en", "de")),
+        ("translation_eng_Latn_to_deu_Latn", ("eng_Latn", "deu_Latn")),
+        ("translation_to_to_en", ("to", "en")),  # Tongan
+    ],
+)
+def test_translation_tasks_resolve(task, pair):
+    name, entry, options = pipelines.check_task(task)
+    assert (name, options) == ("translation", pair)
+    assert entry["impl"] is registration.TranslationPipeline
+    assert entry["pt"] == (AutoModelForSeq2SeqLM,)
+
+
+@pytest.mark.parametrize(
+    "task", ["translation_", "translation_en", "translation_en_de", "translation_to_de", "translations"]
+)
+def test_malformed_translation_tasks_are_named(task, folder):
+    with pytest.raises(
+        KeyError, match=f"Invalid translation task {task}, use 'translation' or 'translation_XX_to_YY'"
+    ):
+        pipelines.check_task(task)
+    with pytest.raises(KeyError, match="Invalid translation task"):
+        pipeline(task, model=str(folder))
+
+
+def test_other_tasks_are_left_alone():
+    assert pipelines.check_task("sentiment-analysis")[0] == "text-classification"
+    with pytest.raises(KeyError, match="Unknown task nonsense"):
+        pipelines.check_task("nonsense")
+    assert set(TASKS) < set(pipelines.get_supported_tasks())
+    if hasattr(pipelines, "REMOVED_TASKS"):
+        assert not set(TASKS) & set(pipelines.REMOVED_TASKS)
+        with pytest.raises(KeyError, match="question-answering has been removed"):
+            pipelines.check_task("question-answering")
+
+
+def test_a_task_that_someone_else_registered_keeps_its_name():
+    entry = {"impl": registration.TranslationPipeline, "pt": (), "type": "text"}
+    PIPELINE_REGISTRY.supported_tasks["translation_memory"] = entry
+    try:
+        assert pipelines.check_task("translation_memory") == ("translation_memory", entry, None)
+    finally:
+        del PIPELINE_REGISTRY.supported_tasks["translation_memory"]
+
+
+def test_default_models_are_those_of_version_4():
+    # transformers 4.57, SUPPORTED_TASKS in pipelines/__init__.py.
+    for task, want in (
+        ("translation_en_to_de", ("google-t5/t5-base", "a9723ea")),
+        ("translation_en_to_fr", ("google-t5/t5-base", "a9723ea")),
+        ("translation_en_to_ro", ("google-t5/t5-base", "a9723ea")),
+        ("text2text-generation", ("google-t5/t5-base", "a9723ea")),
+        ("summarization", ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")),
+    ):
+        _, entry, options = pipelines.check_task(task)
+        assert get_default_model_and_revision(entry, options) == want
+    for task in ("translation", "translation_de_to_en"):
+        _, entry, options = pipelines.check_task(task)
+        with pytest.raises(ValueError, match="default"):
+            get_default_model_and_revision(entry, options)
+
+
+def test_pipelines_load_our_checkpoint_without_trust(folder, want):
+    for task, key in (
+        ("translation", "translation_text"),
+        ("translation_en_to_de", "translation_text"),
+        ("summarization", "summary_text"),
+        ("text2text-generation", "generated_text"),
+    ):
+        pipe = pipeline(task, model=str(folder))
+        assert type(pipe.model) is vt.VanillaTransformerForConditionalGeneration
+        assert [result[key] for result in pipe(TEXTS, batch_size=2)] == want
+    config = AutoConfig.from_pretrained(folder)
+    assert pipeline("translation", model=str(folder), config=config)("hello") == [{"translation_text": want[0]}]
+
+
+def test_a_saved_pipeline_of_another_model_does_not_ask_for_trust(tokenizer, tmp_path):
+    config = MarianConfig(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, **SMALL)
+    pipe = pipeline("translation", model=randomise(MarianMTModel(config)), tokenizer=tokenizer, max_length=9)
+    pipe.save_pretrained(tmp_path)
+    assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
+    assert list(tmp_path.glob("*.py")) == []
+    assert pipeline("translation", model=str(tmp_path), max_length=9)(TEXTS) == pipe(TEXTS)
+
+
+def test_saving_our_pipeline_equals_saving_its_model(model, tokenizer, folder, tmp_path):
+    pipeline("summarization", model=model, tokenizer=tokenizer).save_pretrained(tmp_path)
+    names = {path.name for path in folder.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert (tmp_path / "config.json").read_text() == (folder / "config.json").read_text()
+
+
+def test_one_warning_for_a_newer_minor_release():
+    registration.warn_if_untested.cache_clear()
+    major, minor = registration.NEWEST_TESTED.split(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for version in (f"{major}.{minor}", f"{major}.{minor}.9", f"{major}.0.0", "4.57.1", f"{major}.{minor}.0.dev0"):
+            registration.warn_if_untested(version)
+    newer = (
+        f"{major}.{int(minor) + 1}.0",
+        f"{major}.{int(minor) + 1}.0.dev0",
+        f"{major}.{int(minor) + 1}rc1",
+        "6.0.0",
+    )
+    for version in newer:
+        with pytest.warns(UserWarning, match=f"up to {registration.NEWEST_TESTED}, and {version} is newer"):
+            registration.warn_if_untested(version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        registration.warn_if_untested(newer[0])
+
+
+@pytest.mark.parametrize("by_path", [True, False])
+def test_evaluator(by_path, folder, model, tokenizer, want):
+    datasets = pytest.importorskip("datasets")
+    evaluate = pytest.importorskip("evaluate")
+    pytest.importorskip("scipy")  # evaluate's evaluators need it
+
+    class ExactMatch(evaluate.Metric):
+        def _info(self):
+            text = datasets.Value("string")
+            features = datasets.Features({"predictions": text, "references": text})
+            return evaluate.MetricInfo(description="", citation="", features=features)
+
+        def _compute(self, predictions, references):
+            return {"exact": sum(map(str.__eq__, predictions, references)) / len(references)}
+
+    data = datasets.Dataset.from_dict({"text": TEXTS, "label": [want[0], "something else"]})
+    evaluator = evaluate.evaluator("translation")
+    chosen = {"model_or_pipeline": str(folder)} if by_path else {"model_or_pipeline": model, "tokenizer": tokenizer}
+    result = evaluator.compute(**chosen, data=data, metric=ExactMatch(), device=-1)
+    assert result["exact"] == 0.5
+    assert result["samples_per_second"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ in other processes
+
+
+def run(code: str, *arguments: str, cache: Path, package: bool) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter with empty caches, no network and a closed stdin."""
+    blocked = """
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "vanilla_transformer":
+                    raise ModuleNotFoundError(name)
+        sys.meta_path.insert(0, Absent())
+    """
+    script = textwrap.dedent("" if package else blocked) + textwrap.dedent(code)
+    root = str(Path(vt.__file__).parents[1])
+    environment = {
+        **os.environ,
+        "HF_HOME": str(cache),
+        "HF_MODULES_CACHE": str(cache / "modules"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment["PYTHONPATH"] = root if package else ""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=environment,
+        cwd=cache,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+WITHOUT_THE_PACKAGE = """
+    import json, os, sys
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+    first, second, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    trust = {"trust_remote_code": True}
+    try:
+        pipeline("translation", model=first)
+    except ValueError as error:
+        refusal = str(error)
+    def loaded(folder):
+        autos = (AutoConfig, AutoModel, AutoModelForSeq2SeqLM)
+        kinds = [type(auto.from_pretrained(folder, **trust)) for auto in autos]
+        assert all(kind.__module__.startswith("transformers_modules.") for kind in kinds), kinds
+        results = {}
+        for task in ("translation", "translation_en_to_de", "summarization", "text2text-generation"):
+            pipe = pipeline(task, model=folder, **trust)
+            results[task] = [*pipe(texts, batch_size=2)[0], *(list(record.values())[0] for record in pipe(texts))]
+        return [kind.__name__ for kind in kinds], results
+    outcome = {"refusal": refusal, "first": loaded(first)}
+    AutoModelForSeq2SeqLM.from_pretrained(first, **trust).save_pretrained(second)
+    AutoTokenizer.from_pretrained(first).save_pretrained(second)
+    outcome["second"] = loaded(second)
+    assert "vanilla_transformer" not in sys.modules
+    print("RESULT", json.dumps(outcome))
+"""
+
+
+def test_a_checkpoint_works_from_its_folder_alone_and_through_three_generations(folder, want, model, tmp_path):
+    # Generation 1 is saved by the package from a fresh model, 2 by the package from a loaded one, 3 by shipped code.
+    second, third = tmp_path / "second", tmp_path / "third"
+    AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(second)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(second)
+    done = run(WITHOUT_THE_PACKAGE, str(second), str(third), json.dumps(TEXTS), cache=tmp_path, package=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.partition("RESULT ")[2])
+    assert "trust_remote_code=True" in outcome["refusal"]
+    assert outcome["first"] == outcome["second"]
+    names, results = outcome["first"]
+    assert names == [
+        "VanillaTransformerConfig",
+        "VanillaTransformerModel",
+        "VanillaTransformerForConditionalGeneration",
+    ]
+    keys = {"summarization": "summary_text", "text2text-generation": "generated_text"}
+    assert results == {
+        task: [keys.get(task, "translation_text"), *want]
+        for task in ("translation", "translation_en_to_de", "summarization", "text2text-generation")
+    }
+    # Back into the package, without trust and with: its own classes, the same weights, the same words.
+    for trust in (None, True):
+        pipe = pipeline("translation", model=str(third), trust_remote_code=trust)
+        assert [result["translation_text"] for result in pipe(TEXTS)] == want
+    state = AutoModelForSeq2SeqLM.from_pretrained(third).state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    for generation in (second, third):
+        config = json.loads((generation / "config.json").read_text())
+        assert sorted(config["auto_map"]) == ["AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"]
+        assert sorted(config["custom_pipelines"]) == sorted(TASKS)
+        shipped = {path.name for path in generation.glob("*.py")}
+        assert shipped == {path.name for path in folder.glob("*.py")}
+        for path in generation.glob("*.py"):
+            assert path.read_text() == (Path(vt.__file__).parent / path.name).read_text()
+
+
+def test_local_classes_win_with_trust_too(folder):
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    # Before 5.5 the library prefers the checkpoint's code; it works, as the test above shows for both.
+    newer = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 6)
+    assert (type(config) is vt.VanillaTransformerConfig) == newer
+    assert bool(config.custom_pipelines) != newer
+
+
+def test_importing_touches_torch_and_transformers_alone(tmp_path):
+    # GenerationMixin is in the process already: transformers 5.24 imports psutil and tqdm for it.
+    code = """
+        import sys
+        from transformers import AutoModelForSeq2SeqLM, GenerationMixin, PreTrainedModel
+        import transformers.pipelines
+        before = set(sys.modules)
+        import vanilla_transformer
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print("RESULT", *sorted(new - set(sys.stdlib_module_names)))
+        from transformers import pipeline
+        print("TASK", transformers.pipelines.check_task("translation_en_to_de")[0])
+    """
+    done = run(code, cache=tmp_path, package=True)
+    assert done.returncode == 0, done.stderr
+    result, task = done.stdout.splitlines()[-2:]
+    assert set(result.split()[1:]) <= {"vanilla_transformer", "transformers", "torch"}
+    assert task == "TASK translation"

@@ -1,0 +1,349 @@
+"""The scripts as a user calls them: one whole run on generated text, and one clear error for each wrong input."""
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from vanilla_transformer.phrase_grammar import generate_splits
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts"
+TINY = "--preset tiny --d_model 32 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 64 --decoder_ffn_dim 64"
+SHORT = "--max_steps 6 --warmup_steps 4 --peak_lr 0.003 --max_tokens_per_batch 1500 --bf16 false --report_to none"
+
+
+def run(script: str, *arguments: object, stdin: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, without a network, and check how it ended."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    result = subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == status, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Train, validation and test text in two plain files each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    splits = generate_splits(train_size=4000, valid_size=20, test_size=20)
+    for name, pairs in (("train", splits.train[:300]), ("val", splits.valid), ("test", splits.test)):
+        for side, language in enumerate(("en", "de")):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A checkpoint of six updates, and what the run printed."""
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    files = {name: [corpus / f"{name}.en", corpus / f"{name}.de"] for name in ("train", "val", "test")}
+    result = run(
+        "train.py",
+        *("--train_file", *files["train"], "--validation_file", *files["val"], "--test_file", *files["test"]),
+        *("--source_lang", "en", "--target_lang", "de", "--vocab_size", 400, "--output_dir", folder),
+        *TINY.split(),
+        *SHORT.split(),
+        *("--eval_strategy", "steps", "--eval_steps", 3, "--save_steps", 3, "--license", "cc0-1.0"),
+        *("--load_best_model_at_end", "true", "--metric_for_best_model", "loss", "--generation_max_length", 8),
+    )
+    return folder, result
+
+
+def test_train_writes_a_whole_checkpoint(trained):
+    folder, result = trained
+    files = {path.name for path in folder.iterdir() if path.is_file()}
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+        "metrics.json",
+        "modeling_vanilla_transformer.py",
+        "configuration_vanilla_transformer.py",
+        "attention_vanilla_transformer.py",
+        "loss_vanilla_transformer.py",
+        "generation_vanilla_transformer.py",
+        "pipeline_vanilla_transformer.py",
+    } <= files
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]  # nothing to unpickle
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["updates"] == 6
+    assert metrics["training_pairs"] == 300
+    assert metrics["scores"]["test"]["num_sentences"] == 20
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("result: test BLEU ")
+    assert metrics["scores"]["test"]["bleu_signature"] in last
+    assert str(folder) in last
+
+
+def test_train_fills_the_model_card_from_the_run(trained):
+    folder, _ = trained
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for fact in ("license: cc0-1.0", "- en\n- de", "pipeline_tag: translation", "6", "300", "train.en and train.de"):
+        assert fact in card
+    assert "{{" not in card
+    assert "None" not in card
+
+
+def test_auto_classes_and_pipeline_load_what_train_wrote(trained, corpus):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+    folder, _ = trained
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model).__name__ == "VanillaTransformerForConditionalGeneration"
+    assert model.config.d_model == 32
+    assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+    translate = pipeline("translation", model=str(folder))
+    sentences = (corpus / "test.en").read_text(encoding="utf-8").splitlines()[:3]
+    assert [set(result) for result in translate(sentences, max_new_tokens=5)] == [{"translation_text"}] * 3
+
+
+def test_evaluate_scores_as_sacrebleu_does(trained, corpus, tmp_path):
+    folder, _ = trained
+    result = run(
+        "evaluate.py",
+        *("--model", folder, "--test_file", corpus / "test.en", corpus / "test.de"),
+        *("--output", tmp_path / "out.de", "--json", tmp_path / "scores.json", "--max_new_tokens", 12),
+    )
+    scores = json.loads((tmp_path / "scores.json").read_text())["model"]
+    translations = (tmp_path / "out.de").read_text(encoding="utf-8").splitlines()
+    references = (corpus / "test.de").read_text(encoding="utf-8").splitlines()
+    assert len(translations) == 20
+    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(translations, [references]).score)
+    assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(translations, [references]).score)
+    assert f"BLEU {scores['bleu']:.2f}" in result.stdout
+    assert scores["bleu_signature"] in result.stdout
+
+
+def test_translate_is_line_for_line(trained, tmp_path):
+    folder, _ = trained
+    lines = ["We see the house.", "", "  ", "Ünïcödé 🙂 </s> <pad>", "The old teacher buys a red book."]
+    text = "\n".join(lines)  # no line feed at the end
+    options = ("--model", folder, "--max_new_tokens", 6)
+    output = run("translate.py", *options, stdin=text).stdout
+    translations = output.splitlines()
+    assert len(translations) == len(lines)
+    assert translations[1] == translations[2] == ""
+    (tmp_path / "in.gz").write_bytes(gzip.compress(text.encode()))
+    run("translate.py", *options, "--input", tmp_path / "in.gz", "--output", tmp_path / "out", "--batch_size", 1)
+    assert (tmp_path / "out").read_text(encoding="utf-8") == output
+
+
+def test_translate_gives_the_n_best_with_scores(trained):
+    folder, _ = trained
+    output = run(
+        "translate.py",
+        *("--model", folder, "--max_new_tokens", 6, "--n_best", 3, "--num_beams", 3),
+        stdin="We see the house.\nWe see the boy.\n",
+    ).stdout
+    rows = [line.split(" ||| ") for line in output.splitlines()]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
+    for number in "01":
+        scores = [float(row[2]) for row in rows if row[0] == number]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_translate_answers_a_line_before_the_input_ends(trained):
+    folder, _ = trained
+    process = subprocess.Popen(
+        [sys.executable, SCRIPTS / "translate.py", "--model", folder, "--max_new_tokens", "5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        for _ in range(2):
+            process.stdin.write("We see the house.\n")
+            process.stdin.flush()
+            assert process.stdout.readline().endswith("\n")
+    finally:
+        process.stdin.close()
+        process.wait(timeout=60)
+    assert process.returncode == 0
+
+
+def test_train_tokenizer_writes_what_autotokenizer_loads(corpus, tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "tokenizer"
+    files = ("--files", corpus / "train.en", corpus / "train.de")
+    run("train_tokenizer.py", *files, "--vocab_size", 350, "--languages", "de", "--output_dir", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == 350
+    assert tokenizer.convert_tokens_to_ids(">>de<<") == 3
+    assert tokenizer("We see </s>")["input_ids"].count(tokenizer.eos_token_id) == 1
+
+
+@pytest.mark.parametrize("script", ["train.py", "evaluate.py", "translate.py", "train_tokenizer.py"])
+def test_help_opens_with_the_command_and_loads_nothing_heavy(script):
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = [{script!r}, '--help']\n"
+        f"sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "try:\n"
+        f"    runpy.run_path({str(SCRIPTS / script)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    print('LOADED', end.code, [name for name in ('torch', 'datasets') if name in sys.modules])\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert f"python scripts/{script}" in output
+    assert "--output" in output
+    assert output.rstrip().endswith("LOADED 0 []")
+
+
+# ------------------------------------------------------------------------------------------- wrong input
+
+
+def load(script: str):
+    """Return a script as a module, so that many wrong inputs share one process."""
+    sys.path.append(str(SCRIPTS))
+    try:
+        spec = importlib.util.spec_from_file_location(f"script_{script}", SCRIPTS / f"{script}.py")
+        module = importlib.util.module_from_spec(spec)
+        path = list(sys.path)
+        spec.loader.exec_module(module)
+        sys.path[:] = path  # the script moves its folder behind all others
+        return module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+def refused(module, arguments, monkeypatch, capsys) -> str:
+    """Return the one line that a script prints when it refuses its input."""
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, arguments)])
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(sys, "path", [*sys.path[1:], sys.path[0]])
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.strip().splitlines()[-1]
+
+
+def bad_files(corpus, tmp_path):
+    """Return files that are wrong in one way each."""
+    lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "short.de").write_text("".join(lines[:-1]), encoding="utf-8")
+    (tmp_path / "latin.de").write_bytes("".join(lines).encode("latin-1"))
+    (tmp_path / "empty.en").touch()
+    (tmp_path / "empty.de").touch()
+    (tmp_path / "table.csv").write_text("english,german\nA house.,Ein Haus.\n", encoding="utf-8")
+    (tmp_path / "cut.en.gz").write_bytes(gzip.compress((corpus / "train.en").read_bytes())[:-40])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "list.yaml").write_text("- a\n- b\n")
+    (tmp_path / "typo.yaml").write_text("max_stepps: 3\n")
+
+
+CASES = {
+    "missing file": ("--train_file nowhere.en {corpus}/train.de", "nowhere.en"),
+    "unequal line counts": ("--train_file {corpus}/train.en {tmp}/short.de", "299"),
+    "invalid UTF-8": ("--train_file {corpus}/train.en {tmp}/latin.de", "latin.de"),
+    "empty corpus": ("--train_file {tmp}/empty.en {tmp}/empty.de", "empty.en"),
+    "truncated gzip": ("--train_file {tmp}/cut.en.gz {corpus}/train.de", "cut.en.gz"),
+    "missing column": ("--train_file {tmp}/table.csv --source_lang en --target_lang de", "german"),
+    "unknown preset": ("--preset huge", "base, big, tiny"),
+    "heads do not divide": ("--d_model 30 --encoder_attention_heads 4", "divisible"),
+    "negative size": ("--encoder_layers -1", "encoder_layers=-1"),
+    "unknown activation": ("--activation_function rellu", "rellu"),
+    "dropout of 1": ("--dropout 1.5", "dropout=1.5"),
+    "folder not empty": ("--output_dir {tmp}/full", "not empty"),
+    "unknown flag": ("--max_stepps 3", "--max_steps"),
+    "recipe without keys": ("{tmp}/list.yaml", "list.yaml"),
+    "recipe with a typo": ("{tmp}/typo.yaml", "max_steps"),
+    "missing recipe": ("{tmp}/no.yaml", "no.yaml"),
+    "two schedules": ("--noam_factor 2 --peak_lr 0.1", "one of the two"),
+    "two sources of text": ("--train_file a b --dataset_name c", "choose one"),
+    "stopping without a metric": ("--early_stopping_patience 3", "--metric_for_best_model"),
+    "evaluation without text": (
+        "--train_file {corpus}/train.en {corpus}/train.de --vocab_size 400 --eval_strategy steps --eval_steps 3",
+        "--validation_file",
+    ),
+    "vocabulary too small": ("--train_file {corpus}/train.en {corpus}/train.de --vocab_size 100", "100"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_train_refuses(case, corpus, tmp_path, monkeypatch, capsys):
+    arguments, expected = CASES[case]
+    bad_files(corpus, tmp_path)
+    words = arguments.format(corpus=corpus, tmp=tmp_path).split()
+    if "--output_dir" not in words:
+        words += ["--output_dir", str(tmp_path / "new")]
+    before = sorted(path for path in tmp_path.rglob("*") if path.name not in ("tokenizer.json",))
+    error = refused(load("train"), [*words, *(() if "--max_stepps" in words else ("--use_cpu",))], monkeypatch, capsys)
+    assert expected in error
+    assert sorted(path for path in before if path.exists()) == before  # nothing is lost
+    assert not list((tmp_path / "new").glob("model*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--model {tmp}", "config.json"),
+        ("--model {model} --device cuda:77", "cuda:77"),
+        ("--model {model} --dtype int3", "int3"),
+        ("--model {model} --n_best 9", "num_beams"),
+        ("--model {model} --input {tmp}/nowhere.txt", "nowhere.txt"),
+        ("--model {model} --output {model}/config.json", "exists already"),
+        ("--model {model} --input {tmp}/bytes.txt", "bytes.txt"),
+        ("--model {model} --batch_size 0", "batch_size=0"),
+    ],
+)
+def test_translate_refuses(arguments, expected, trained, tmp_path, monkeypatch, capsys):
+    (tmp_path / "bytes.txt").write_bytes(b"good\nbad \xff\n")
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 - the script reads it
+    words = arguments.format(model=trained[0], tmp=tmp_path).split()
+    if "--n_best" in words or "--batch_size" in words:
+        (tmp_path / "in.txt").write_text("We see.\n")
+        words += ["--input", str(tmp_path / "in.txt")]
+    assert expected in refused(load("translate"), words, monkeypatch, capsys)
+
+
+def test_evaluate_refuses_to_overwrite(trained, corpus, tmp_path, monkeypatch, capsys):
+    (tmp_path / "old").write_text("kept")
+    words = [
+        "--model",
+        trained[0],
+        "--test_file",
+        corpus / "test.en",
+        corpus / "test.de",
+        "--output",
+        tmp_path / "old",
+    ]
+    assert "exists already" in refused(load("evaluate"), words, monkeypatch, capsys)
+    assert (tmp_path / "old").read_text() == "kept"
+
+
+def test_a_flag_wins_over_the_recipe(tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipe.yaml").write_text("preset: huge\n")
+    words = [tmp_path / "recipe.yaml", "--preset", "gigantic", "--output_dir", tmp_path / "new"]
+    assert "gigantic" in refused(load("train"), words, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("recipe", sorted((SCRIPTS / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_hold_known_flags_and_values(recipe, tmp_path, monkeypatch, capsys):
+    # A recipe that parses is stopped only by the file that is not there.
+    words = [recipe, "--output_dir", tmp_path / "new", "--train_file", "nowhere.tsv"]
+    assert "nowhere.tsv" in refused(load("train"), words, monkeypatch, capsys)
