@@ -20,10 +20,11 @@ from .registration import register
 if TYPE_CHECKING:
     from .batching import TokenBudgetBatchSampler
     from .corpus import encode_pairs, load_parallel_dataset, load_parallel_files
-    from .metrics import TranslationScore
+    from .metrics import TranslationScore, build_compute_metrics
     from .optimization import get_noam_schedule
-    from .tokenizer_training import train_tokenizer
+    from .tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
     from .trainer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+    from .translation import translate_sentences
 
 __version__ = "0.1.0"
 
@@ -32,11 +33,15 @@ _LAZY = {
     "TranslationScore": "metrics",
     "VanillaTransformerTrainer": "trainer",
     "VanillaTransformerTrainingArguments": "trainer",
+    "build_compute_metrics": "metrics",
     "encode_pairs": "corpus",
     "get_noam_schedule": "optimization",
+    "iterate_texts": "tokenizer_training",
     "load_parallel_dataset": "corpus",
     "load_parallel_files": "corpus",
+    "save_tokenizer": "tokenizer_training",
     "train_tokenizer": "tokenizer_training",
+    "translate_sentences": "translation",
 }
 
 __all__ = [
@@ -48,12 +53,16 @@ __all__ = [
     "VanillaTransformerPreTrainedModel",
     "VanillaTransformerTrainer",
     "VanillaTransformerTrainingArguments",
+    "build_compute_metrics",
     "encode_pairs",
     "get_noam_schedule",
+    "iterate_texts",
     "load_parallel_dataset",
     "load_parallel_files",
     "register",
+    "save_tokenizer",
     "train_tokenizer",
+    "translate_sentences",
 ]
 
 

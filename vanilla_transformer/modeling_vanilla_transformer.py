@@ -437,7 +437,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     def _decoder_input_ids_from_source(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None or not self.config.share_encoder_decoder_embeddings:
             raise ValueError(
-                "The decoder has no input: pass decoder_input_ids or decoder_inputs_embeds. Only a shared vocabulary and given input_ids allow to take the source for it."
+                "The decoder has no input: pass decoder_input_ids or decoder_inputs_embeds. "
+                "Only a shared vocabulary and given input_ids allow to take the source for it."
             )
         return shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)
 

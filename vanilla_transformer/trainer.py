@@ -228,6 +228,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
                 self.bf16 = launched == "bf16"
             else:
                 self.bf16 = not self.fp16 and _computes_bf16(on_cpu)
+        if on_cpu:
+            self.dataloader_pin_memory = False  # pinning is for copies to an accelerator; torch warns without one
         if self.bf16 and on_cpu:
             # The library refuses bf16 on a machine without accelerator unless it is told that this is meant.
             self.use_cpu = True
