@@ -89,16 +89,18 @@ def main() -> None:
         parse(["--help"], __doc__, [RunArguments], FURTHER_HELP)
 
     with clear_errors():  # all that can be wrong with the input shows before any training
-        from vanilla_transformer import VanillaTransformerTrainingArguments
+        from vanilla_transformer import VanillaTransformerTrainingArguments, save_tokenizer
 
         parts = [RunArguments, config_arguments(), VanillaTransformerTrainingArguments]
         run, fields, training = parse(["--help"] if "--help_all" in argv else argv, __doc__, parts)
-        check_arguments(run, training)
+        check_arguments(run, vars(fields), training)
         show_log(training)
         corpora = load_corpora(run)
         tokenizer = load_tokenizer(run, training, corpora["train"])
         model = make_model(run, vars(fields), tokenizer)
         trainer = make_trainer(run, training, model, tokenizer, corpora)
+        if trainer.is_world_process_zero():
+            save_tokenizer(tokenizer, training.output_dir)  # a resumed run needs it; nothing was written before
 
     trainer.train(resume_from_checkpoint=resume_point(training))
     scores = measure(run, training, trainer, tokenizer, corpora)
@@ -121,7 +123,7 @@ def config_arguments() -> Any:
     return make_dataclass("ConfigArguments", fields)
 
 
-def check_arguments(run: Any, training: Any) -> None:
+def check_arguments(run: Any, fields: dict[str, Any], training: Any) -> None:
     """Refuse what cannot work before anything is read."""
     folder = Path(training.output_dir)
     if not training.resume_from_checkpoint and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -131,6 +133,7 @@ def check_arguments(run: Any, training: Any) -> None:
         )
     if run.preset not in PRESETS:
         raise ValueError(f"--preset {run.preset} is unknown: choose one of {', '.join(PRESETS)}")
+    preset_config(run, **chosen(fields))  # the model's fields check themselves
     if run.dataset_name and run.train_file:
         raise ValueError("--dataset_name and --train_file: choose one of the two")
     if (run.validation_file or run.test_file) and not run.train_file:
@@ -213,10 +216,13 @@ def split_names(run: Any) -> list[str]:
 
 
 def load_tokenizer(run: Any, training: Any, corpus: Any) -> Any:
-    """Return the tokenizer: a ready one, that of a run to resume, or one trained on the training text."""
+    """Return the tokenizer: a ready one, that of a run to resume, or one trained on the training text.
+
+    The same text gives the same tokenizer, so each process may train its own.
+    """
     from transformers import AutoTokenizer
 
-    from vanilla_transformer.tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
+    from vanilla_transformer.tokenizer_training import iterate_texts, train_tokenizer
 
     name = run.tokenizer_name or run.model_name_or_path
     if training.resume_from_checkpoint and Path(training.output_dir, "tokenizer.json").is_file():
@@ -224,10 +230,12 @@ def load_tokenizer(run: Any, training: Any, corpus: Any) -> Any:
     if name:
         return AutoTokenizer.from_pretrained(name)
     size = run.vocab_size or preset_config(run).vocab_size
-    if training.local_process_index == 0:
-        save_tokenizer(train_tokenizer(iterate_texts(corpus), vocab_size=size), training.output_dir)
-    with training.main_process_first(desc="tokenizer"):
-        return AutoTokenizer.from_pretrained(training.output_dir)
+    return train_tokenizer(iterate_texts(corpus), vocab_size=size)
+
+
+def chosen(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the user set."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def preset_config(run: Any, **fields: Any) -> Any:
@@ -243,9 +251,8 @@ def make_model(run: Any, fields: dict[str, Any], tokenizer: Any) -> Any:
 
     from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-    fields = {name: value for name, value in fields.items() if value is not None}
     if run.model_name_or_path:
-        return AutoModelForSeq2SeqLM.from_pretrained(run.model_name_or_path, **fields)
+        return AutoModelForSeq2SeqLM.from_pretrained(run.model_name_or_path, **chosen(fields))
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     config = preset_config(
         run,
@@ -254,7 +261,7 @@ def make_model(run: Any, fields: dict[str, Any], tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
         decoder_start_token_id=start,
-        **fields,
+        **chosen(fields),
     )
     return VanillaTransformerForConditionalGeneration(config)
 
@@ -324,8 +331,8 @@ def save(
     run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any], scores: dict[str, Any]
 ) -> None:
     """Write the checkpoint, its card and metrics.json, and print the result line."""
+    from vanilla_transformer import save_tokenizer
     from vanilla_transformer.hub import write_model_card
-    from vanilla_transformer.tokenizer_training import save_tokenizer
 
     folder = Path(training.output_dir)
     model = trainer.accelerator.unwrap_model(trainer.model)
