@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("runs/quickstart")
 RECIPE = Path("scripts/recipes/phrase_grammar.yaml")

@@ -400,13 +400,17 @@ def test_sampling_draws_and_n_best_differs(trained, sources):
     assert len({tuple(row) for row in strip(outputs)}) == 4
 
 
-@pytest.mark.skipif(
-    transformers.__version__ == "5.0.0", reason="its beam search takes config.vocab_size for the target's vocabulary"
-)
-def test_beam_search_over_a_separate_target_vocabulary(make_model):
-    for target in (37, 61):
-        model = make_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=target)
-        ids = torch.tensor([[5, 6, 7, 49, 1], [8, 9, 1, 0, 0]])
-        outputs = model.generate(ids, num_beams=4, num_return_sequences=2, output_scores=True, max_length_offset=2)
-        assert outputs.shape[0] == 4
-        assert outputs.max() < target
+@pytest.mark.parametrize("target", [37, 61])
+def test_beam_search_over_a_separate_target_vocabulary(make_model, target):
+    # Beam search before 5.9, and compute_transition_scores, take a vocabulary's size from the config.
+    model = make_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=target)
+    ids = torch.tensor([[5, 6, 7, 49, 1], [8, 9, 1, 0, 0]])
+    arguments = {"output_scores": True, "return_dict_in_generate": True, "length_penalty": 0.0}
+    outputs = model.generate(ids, num_beams=4, num_return_sequences=2, max_length_offset=2, **arguments)
+    assert outputs.sequences.shape[0] == 4
+    assert outputs.sequences.max() < target
+    steps = model.compute_transition_scores(
+        outputs.sequences, outputs.scores, outputs.beam_indices, normalize_logits=False
+    )
+    assert_close(steps.sum(dim=1), outputs.sequences_scores, rtol=1e-5, atol=1e-5)
+    assert model.config.vocab_size == 50

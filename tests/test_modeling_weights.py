@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-import transformers
 from tiny_models import SEPARATE, SHARING, batch
 from torch import nn
 from torch.testing import assert_close
@@ -279,9 +278,7 @@ def check_that_it_still_works(model, folder: Path, source_size: int, target_size
     assert loss.isfinite()
     assert not torch.equal(before, model.lm_head.weight)
     model.eval()
-    separate_beams = not model.config.share_encoder_decoder_embeddings and transformers.__version__ == "5.0.0"
-    beams = 1 if separate_beams else 4  # 5.0.0's beam search reads config.vocab_size as the target's
-    generated = model.generate(ids, num_beams=beams)
+    generated = model.generate(ids)
     assert generated.max() < target_size
     model.save_pretrained(folder)
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder)

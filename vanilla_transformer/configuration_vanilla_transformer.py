@@ -233,6 +233,17 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if foreign:
             self._foreign_pipelines = foreign
 
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
+        """Return the config of one side, or, without arguments, the one that the library's `generate()` reads.
+
+        There `vocab_size` is the target's: beam search (up to 5.8 at least) and `compute_transition_scores` take it so.
+        """
+        config = super().get_text_config(decoder, encoder)
+        if config is self and self.decoder_vocab_size != self.vocab_size:
+            config = copy.copy(self)
+            config.vocab_size = self.decoder_vocab_size
+        return config
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as config.json holds them, with what loading without this package needs."""
         output: dict[str, Any] = super().to_dict()

@@ -183,7 +183,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """Resize as the library does, unless the padding or start token would be outside the new vocabulary."""
         shared = self.config.share_encoder_decoder_embeddings
         self.config.check_token_ids(new_num_tokens, new_num_tokens if shared else None)
-        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.config.vocab_size = embeddings.num_embeddings
+        return embeddings
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:

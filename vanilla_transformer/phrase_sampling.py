@@ -259,7 +259,9 @@ class _Sampler:
         if not main_first:
             first, second = second, first
         main = self.clause(first, main_tense, timed=0.12, quality=0)
-        subordinate = self.clause(second, tense, timed=0.08 if reason else 0, quality=0.4 if reason else 0)
+        subordinate = main
+        while subordinate.verb is main.verb:  # the same action twice would hardly be a reason or a time
+            subordinate = self.clause(second, tense, timed=0.08 if reason else 0, quality=0.4 if reason else 0)
         return complex_sentence(main, conjunction, subordinate, main_first=main_first)
 
     def phrase(self) -> Phrase:
