@@ -1,4 +1,4 @@
-"""Decoding limits of the paper (section 6.1): at most source length + 50 tokens for each sentence.
+"""Decoding as the paper does it (section 6.1): beam 4, and at most source length + 50 tokens for each sentence.
 
 The cap belongs to the sentence, not to the batch: a batch's longest sentence must not change what another one gets.
 `generate()` has one length for all rows, so the cap of each row is a stopping criterion, in every decoding mode.
@@ -6,12 +6,14 @@ The cap belongs to the sentence, not to the batch: a batch's longest sentence mu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig
+from transformers.generation import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
 NUM_BEAMS = 4  # section 6.1
 MAX_LENGTH_OFFSET = 50  # section 6.1
@@ -34,6 +36,74 @@ class SentenceLengthCriteria(StoppingCriteria):
         caps = self.max_new_tokens.to(input_ids.device)
         caps = caps.repeat_interleave(input_ids.shape[0] // caps.shape[0])
         return input_ids.shape[1] - self.prompt_length >= caps
+
+
+class PaperGenerationMixin(GenerationMixin):
+    """The library's `generate()` with the paper's length limit; for an encoder-decoder `PreTrainedModel`."""
+
+    config: Any
+    generation_config: GenerationConfig
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate; the library's `generate()` with the paper's length limit.
+
+        Without an explicit `max_length` or `max_new_tokens` each sentence gets at most its own source length, padding
+        left out and end token counted, + `max_length_offset` new tokens, in every decoding mode.
+
+        Args:
+            inputs: Source tokens [B, S]; also as `input_ids`, `inputs_embeds` or `encoder_outputs`.
+            generation_config: As in the library.
+            logits_processor: As in the library.
+            stopping_criteria: As in the library; the cap comes on top.
+            **kwargs: As in the library, and `max_length_offset`.
+
+        Returns:
+            Token ids [B · num_return_sequences, T], or the library's output object with `return_dict_in_generate`.
+
+        Raises:
+            ValueError: `max_length_offset` is not an integer of at least 0.
+        """
+        configs = [config for config in (generation_config, self.generation_config) if config is not None]
+        sources = [kwargs, *map(vars, configs)]
+        offset = length_offset(sources)
+        start, pad = (setting(name, sources) for name in ("decoder_start_token_id", "pad_token_id"))
+        prompt_length = decoder_prompt_length(
+            kwargs.get("decoder_input_ids"), self.config.decoder_start_token_id if start is None else start
+        )
+        eos, caps = setting("eos_token_id", sources), None
+        pad = self.config.pad_token_id if pad is None else pad
+        if offset is not None:
+            caps = self._caps(inputs, kwargs, offset, prompt_length)
+            criteria = SentenceLengthCriteria(caps, prompt_length)
+            stopping_criteria = StoppingCriteriaList([criteria, *(stopping_criteria or [])])
+            longest = int(caps.max())
+            if generation_config is None:
+                kwargs["max_new_tokens"] = longest
+            else:  # the library wants either a config or arguments
+                generation_config = copy.deepcopy(generation_config)
+                generation_config.max_new_tokens = longest
+        kwargs.pop("max_length_offset", None)
+        output = super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        return pad_behind_end(output, prompt_length, caps, eos, pad)
+
+    def _caps(self, inputs: Tensor | None, kwargs: dict[str, Any], offset: int, prompt_length: int) -> Tensor:
+        """Return how many tokens each source sentence may get [B]."""
+        input_ids = kwargs.get("input_ids") if inputs is None else inputs
+        states = kwargs.get("inputs_embeds")
+        if kwargs.get("encoder_outputs") is not None:
+            states = kwargs["encoder_outputs"][0]
+        caps = source_lengths(input_ids, kwargs.get("attention_mask"), states, self.config.pad_token_id) + offset
+        if self.config.position_embedding_type == "learned":
+            caps = caps.clamp(max=self.config.max_position_embeddings - prompt_length + 1)
+        return caps.clamp(min=1)
 
 
 def set_generation_defaults(generation_config: GenerationConfig) -> None:

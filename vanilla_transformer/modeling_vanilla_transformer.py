@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin, StoppingCriteriaList
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -33,15 +32,7 @@ from .attention_vanilla_transformer import (
     padding_attention_mask,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import (
-    SentenceLengthCriteria,
-    decoder_prompt_length,
-    length_offset,
-    pad_behind_end,
-    set_generation_defaults,
-    setting,
-    source_lengths,
-)
+from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
 from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
 
@@ -445,7 +436,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         return shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, PaperGenerationMixin):
     """The whole Transformer: logits = decoder output · Eᵀ (section 3.4), the loss, and `generate()`.
 
     `generate()` decodes as the paper does by default: beam 4, and at most source length + 50 tokens for each sentence
@@ -633,62 +624,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels = labels.reshape(-1).to(logits.device)
         total = cross_entropy_sum(logits.reshape(-1, logits.shape[-1]), labels)
         return total / token_count(labels, num_items_in_batch)
-
-    @torch.no_grad()
-    def generate(
-        self,
-        inputs: Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Translate; the library's `generate()` with the paper's length limit.
-
-        Without an explicit `max_length` or `max_new_tokens` each sentence gets at most its own source length, padding
-        left out and end token counted, + `max_length_offset` new tokens, in every decoding mode.
-
-        Args:
-            inputs: Source tokens [B, S]; also as `input_ids`, `inputs_embeds` or `encoder_outputs`.
-            generation_config: As in the library.
-            logits_processor: As in the library.
-            stopping_criteria: As in the library; the cap comes on top.
-            **kwargs: As in the library, and `max_length_offset`.
-
-        Returns:
-            Token ids [B · num_return_sequences, T], or the library's output object with `return_dict_in_generate`.
-
-        Raises:
-            ValueError: `max_length_offset` is not an integer of at least 0.
-        """
-        configs = [config for config in (generation_config, self.generation_config) if config is not None]
-        sources = [kwargs, *map(vars, configs)]
-        offset = length_offset(sources)
-        start, pad = (setting(name, sources) for name in ("decoder_start_token_id", "pad_token_id"))
-        prompt_length = decoder_prompt_length(
-            kwargs.get("decoder_input_ids"), self.config.decoder_start_token_id if start is None else start
-        )
-        eos, caps = setting("eos_token_id", sources), None
-        pad = self.config.pad_token_id if pad is None else pad
-        if offset is not None:
-            caps = self._caps(inputs, kwargs, offset, prompt_length)
-            criteria = SentenceLengthCriteria(caps, prompt_length)
-            stopping_criteria = StoppingCriteriaList([criteria, *(stopping_criteria or [])])
-            kwargs["max_new_tokens"] = int(caps.max())
-        kwargs.pop("max_length_offset", None)
-        output = super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
-        return pad_behind_end(output, prompt_length, caps, eos, pad)
-
-    def _caps(self, inputs: Tensor | None, kwargs: dict[str, Any], offset: int, prompt_length: int) -> Tensor:
-        """Return how many tokens each source sentence may get [B]."""
-        input_ids = kwargs.get("input_ids") if inputs is None else inputs
-        states = kwargs.get("inputs_embeds")
-        if kwargs.get("encoder_outputs") is not None:
-            states = kwargs["encoder_outputs"][0]
-        caps = source_lengths(input_ids, kwargs.get("attention_mask"), states, self.config.pad_token_id) + offset
-        if self.config.position_embedding_type == "learned":
-            caps = caps.clamp(max=self.config.max_position_embeddings - prompt_length + 1)
-        return caps.clamp(min=1)
 
 
 # ---------------------------------------------------------------------------------------- small parts
