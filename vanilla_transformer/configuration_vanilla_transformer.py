@@ -236,7 +236,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
         """Return the config of one side, or, without arguments, the one that the library's `generate()` reads.
 
-        There `vocab_size` is the target's: `compute_transition_scores` reads it so, and beam search up to 5.8 at least.
+        There `vocab_size` is the target's: `compute_transition_scores` reads it so, so does beam search up to 5.8.
         """
         config = super().get_text_config(decoder, encoder)
         if config is self and self.decoder_vocab_size != self.vocab_size:
