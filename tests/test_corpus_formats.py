@@ -487,7 +487,7 @@ def test_damaged_parquet(tmp_path, cut):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("p.tsv", gzip.compress(b"a\tb\n"), "gzip-compressed although its name does not end in .gz"),
+        ("p.tsv", gzip.compress(b"a\tb\n", mtime=0), "gzip-compressed although its name does not end in .gz"),
         ("p.tsv.gz", b"a\tb\n", "not gzip-compressed although its name ends in .gz"),
         ("p.tsv", b"\xfd7zXZ\x00rest", "xz-compressed"),
         ("p.jsonl", b"PK\x03\x04rest", "a zip archive"),
