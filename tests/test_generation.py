@@ -402,7 +402,7 @@ def test_sampling_draws_and_n_best_differs(trained, sources):
 
 @pytest.mark.parametrize("target", [37, 61])
 def test_beam_search_over_a_separate_target_vocabulary(make_model, target):
-    # Beam search before 5.9, and compute_transition_scores, take a vocabulary's size from the config.
+    # compute_transition_scores, and the beam search of 5.0 to 5.8, take the vocabulary's size from the config.
     model = make_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=target)
     ids = torch.tensor([[5, 6, 7, 49, 1], [8, 9, 1, 0, 0]])
     arguments = {"output_scores": True, "return_dict_in_generate": True, "length_penalty": 0.0}
