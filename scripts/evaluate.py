@@ -66,20 +66,20 @@ def main() -> None:
     with clear_errors():
         check_arguments(arguments)
 
-        from loading import load_model
+        from loading import decoding_options, load_model
 
         from vanilla_transformer.translation import translate_sentences
 
         sources, references = load_test(arguments)
         model, tokenizer = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
-    options = {
-        name: getattr(arguments, name)
-        for name in ("num_beams", "max_new_tokens")
-        if getattr(arguments, name) is not None
-    }
     start = time.perf_counter()
     found = translate_sentences(
-        model, tokenizer, sources, batch_size=arguments.batch_size, show_progress=sys.stderr.isatty(), **options
+        model,
+        tokenizer,
+        sources,
+        batch_size=arguments.batch_size,
+        show_progress=sys.stderr.isatty(),
+        **decoding_options(arguments),
     )
     seconds = time.perf_counter() - start
     translations = [best.text for best, *_ in found]
@@ -115,16 +115,14 @@ def check_arguments(arguments: Any) -> None:
 
 def load_test(arguments: Any) -> tuple[list[str], list[str]]:
     """Return source sentences and references."""
+    from loading import column_options, grammar_splits
+
     from vanilla_transformer.corpus import load_parallel_dataset, load_parallel_files
-    from vanilla_transformer.phrase_grammar import generate_splits
 
     if not arguments.test_file and not arguments.dataset_name:
-        splits = generate_splits() if arguments.grammar_seed is None else generate_splits(arguments.grammar_seed)
-        return [source for source, _ in splits.test], [target for _, target in splits.test]
-    columns = {
-        name: getattr(arguments, name)
-        for name in ("source_lang", "target_lang", "source_column", "target_column", "on_bad_pair")
-    }
+        test = grammar_splits(arguments.grammar_seed).test
+        return [source for source, _ in test], [target for _, target in test]
+    columns = column_options(arguments)
     if arguments.test_file:
         dataset, account = load_parallel_files(arguments.test_file, **columns)
     else:
@@ -137,10 +135,11 @@ def load_test(arguments: Any) -> tuple[list[str], list[str]]:
 
 def memorised(arguments: Any, sources: Sequence[str]) -> list[str]:
     """Return what a memoriser says: the translation of the most similar training sentence."""
-    from vanilla_transformer.phrase_grammar import NearestSentenceMemoriser, generate_splits
+    from loading import grammar_splits
 
-    splits = generate_splits() if arguments.grammar_seed is None else generate_splits(arguments.grammar_seed)
-    return NearestSentenceMemoriser(splits.train).translate(sources)
+    from vanilla_transformer.phrase_grammar import NearestSentenceMemoriser
+
+    return NearestSentenceMemoriser(grammar_splits(arguments.grammar_seed).train).translate(sources)
 
 
 def score(translations: Sequence[str], references: Sequence[str], arguments: Any) -> dict[str, Any]:

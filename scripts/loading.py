@@ -1,7 +1,8 @@
-"""Loading a checkpoint for the scripts that decode."""
+"""What several scripts load or pass on: a checkpoint, the embedded text, columns, decoding options."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,23 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return model.to(device).eval(), tokenizer
+
+
+def column_options(arguments: Any) -> dict[str, Any]:
+    """Return how `arguments` say that the columns of a corpus are found, for the readers of `corpus`."""
+    names = ("source_lang", "target_lang", "source_column", "target_column", "on_bad_pair")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def decoding_options(arguments: Any) -> dict[str, Any]:
+    """Return what `arguments` set of the decoding, for `generate`; the rest is the checkpoint's."""
+    options = {name: getattr(arguments, name) for name in ("num_beams", "max_new_tokens")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@functools.cache
+def grammar_splits(seed: int | None) -> Any:
+    """Return the embedded grammar's splits; made once a process, as that takes seconds. None is the default seed."""
+    from vanilla_transformer.phrase_grammar import generate_splits
+
+    return generate_splits() if seed is None else generate_splits(seed)

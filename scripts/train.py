@@ -27,7 +27,6 @@ from arguments import clear_errors, parse, wants_help
 logger = logging.getLogger("train")
 
 PRESETS = ("base", "big", "tiny")
-COLUMN_ARGUMENTS = ("source_lang", "target_lang", "source_column", "target_column", "on_bad_pair")
 FURTHER_HELP = """\
 Model fields (--d_model, --dropout, --norm_position, ...: every field of VanillaTransformerConfig, over the preset's)
 and training arguments (--output_dir, --max_steps, --max_tokens_per_batch, --noam_factor, --peak_lr, --warmup_steps,
@@ -161,43 +160,61 @@ def show_log(training: Any) -> None:
 
 def load_corpora(run: Any) -> dict[str, Any]:
     """Return the data sets "train" and, where there are any, "validation" and "test"; print what was read."""
-    from vanilla_transformer.corpus import load_parallel_dataset, load_parallel_files
-
-    columns = {name: getattr(run, name) for name in COLUMN_ARGUMENTS}
-    corpora: dict[str, Any] = {}
-    if not run.dataset_name and not run.train_file:
-        return load_grammar(run)
-    for name in ("train", "validation", "test"):
-        if run.train_file:
-            files = getattr(run, f"{name}_file")
-            if not files:
-                continue
-            corpora[name], report = load_parallel_files(files, **columns)
-        else:
-            split = getattr(run, f"{name}_split")
-            if not split or (name != "train" and split not in split_names(run)):
-                continue
-            corpora[name], report = load_parallel_dataset(
-                run.dataset_name,
-                run.dataset_config_name,
-                split=split,
-                streaming=run.streaming and name == "train",
-                **columns,
-            )
-        logger.info("%s: %s", name, report)
+    if run.train_file:
+        corpora = load_files(run)
+    elif run.dataset_name:
+        corpora = load_splits(run)
+    else:
+        corpora = load_grammar(run)
     if run.max_train_pairs:
         corpora["train"] = corpora["train"].take(run.max_train_pairs)
+    return corpora
+
+
+def load_files(run: Any) -> dict[str, Any]:
+    """Return the text of the files."""
+    from loading import column_options
+
+    from vanilla_transformer.corpus import load_parallel_files
+
+    corpora = {}
+    for name in ("train", "validation", "test"):
+        files = getattr(run, f"{name}_file")
+        if files:
+            corpora[name], report = load_parallel_files(files, **column_options(run))
+            logger.info("%s: %s", name, report)
+    return corpora
+
+
+def load_splits(run: Any) -> dict[str, Any]:
+    """Return the splits of the data set, the training split as a stream if asked for."""
+    from loading import column_options
+
+    from vanilla_transformer.corpus import load_parallel_dataset
+
+    corpora, known = {}, split_names(run)
+    for name in ("train", "validation", "test"):
+        split = getattr(run, f"{name}_split")
+        if name != "train" and split not in known:
+            continue
+        corpora[name], report = load_parallel_dataset(
+            run.dataset_name,
+            run.dataset_config_name,
+            split=split,
+            streaming=run.streaming and name == "train",
+            **column_options(run),
+        )
+        logger.info("%s: %s", name, report)
     return corpora
 
 
 def load_grammar(run: Any) -> dict[str, Any]:
     """Return the sentences of the embedded phrase grammar."""
     import datasets
-
-    from vanilla_transformer.phrase_grammar import generate_splits
+    from loading import grammar_splits
 
     run.source_lang, run.target_lang = "en", "de"
-    splits = generate_splits() if run.grammar_seed is None else generate_splits(run.grammar_seed)
+    splits = grammar_splits(run.grammar_seed)
     logger.info("no corpus given: %d sentences of the embedded phrase grammar, synthetic text", len(splits.train))
     parts = {"train": splits.train, "validation": splits.valid, "test": splits.test}
     return {

@@ -46,14 +46,13 @@ class TokenizerArguments:
 
 def texts(arguments: Any) -> Iterator[str]:
     """Return the texts that the arguments name, streaming."""
+    from loading import column_options
+
     from vanilla_transformer.corpus import load_parallel_dataset, load_parallel_files
     from vanilla_transformer.corpus_formats import table_suffix
     from vanilla_transformer.tokenizer_training import iterate_texts
 
-    columns = {
-        name: getattr(arguments, name)
-        for name in ("source_lang", "target_lang", "source_column", "target_column", "on_bad_pair")
-    }
+    columns = column_options(arguments)
     if bool(arguments.files) == bool(arguments.dataset_name):
         raise ValueError("give the text by --files or by --dataset_name, one of the two")
     if arguments.dataset_name:

@@ -95,16 +95,11 @@ def main() -> None:
         if arguments.output and Path(arguments.output).exists():
             raise ValueError(f"--output {arguments.output} exists already; remove it or choose another name")
 
-    from loading import load_model
+    from loading import decoding_options, load_model
 
     from vanilla_transformer.corpus import iterate_lines
     from vanilla_transformer.translation import translate_sentences
 
-    options = {
-        name: getattr(arguments, name)
-        for name in ("num_beams", "max_new_tokens")
-        if getattr(arguments, name) is not None
-    }
     with clear_errors(), contextlib.ExitStack() as open_files:
         model, tokenizer = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
         lines = iterate_lines(arguments.input) if arguments.input else read_lines(sys.stdin.buffer, "standard input")
@@ -120,7 +115,7 @@ def main() -> None:
                 batch_size=arguments.batch_size,
                 n_best=arguments.n_best,
                 with_scores=arguments.n_best > 1,
-                **options,
+                **decoding_options(arguments),
             )
             for number, hypotheses in enumerate(results, number):  # noqa: B020 - goes on where the last chunk ended
                 for text, score in hypotheses:

@@ -8,24 +8,13 @@ import json
 
 import datasets
 import pytest
+from parallel_pairs import PAIRS, pairs_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DataCollatorForSeq2Seq, MarianTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer import corpus
 from vanilla_transformer.corpus import encode_pairs, load_parallel_dataset
 from vanilla_transformer.tokenizer_training import bpe_dropout, train_tokenizer
-
-PAIRS = [
-    ("A dog.", "Ein Hund."),
-    ("Two\u2028lines, one pair", 'Zwei\x85Zeilen, "ein" Paar'),
-    ("form\x0cfeed\x0b and \rreturn", "  Leerzeichen  "),
-    ("Straße 👩‍👩‍👧‍👦", "naïve e\u0301 \ufeff"),
-]
-
-
-def pairs_of(dataset):
-    return [(row["source"], row["target"]) for row in dataset]
-
 
 # Datasets -------------------------------------------------------------------------
 

@@ -20,19 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parallel_pairs import PAIRS, pairs_of
 
 from vanilla_transformer.corpus import iterate_lines, load_parallel_files
-
-PAIRS = [
-    ("A dog.", "Ein Hund."),
-    ("Two\u2028lines, one pair", 'Zwei\x85Zeilen, "ein" Paar'),
-    ("form\x0cfeed\x0b and \rreturn", "  Leerzeichen  "),
-    ("Straße 👩‍👩‍👧‍👦", "naïve e\u0301 \ufeff"),
-]
-
-
-def pairs_of(dataset):
-    return [(row["source"], row["target"]) for row in dataset]
 
 
 def write(path, content):

@@ -9,6 +9,7 @@ import logging
 import datasets
 import pytest
 import torch
+from tiny_models import SMALL, randomise
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     BartConfig,
@@ -41,15 +42,6 @@ from vanilla_transformer.pipeline_vanilla_transformer import (
 )
 
 TEXTS = ["hello", "a much longer text", "abc de", "Zyx!"]
-SMALL = {
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "d_model": 16,
-}
 SPECIAL = ["<pad>", "</s>", "<s>", ">>xx<<", ">>yy<<"]
 
 
@@ -64,16 +56,6 @@ def byte_tokenizer(**kwargs):
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     options = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "split_special_tokens": True}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **{**options, **kwargs})
-
-
-def randomise(model, std=0.4):
-    """Give a fresh model weights so large that its outputs depend on its inputs."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.requires_grad:  # not Marian's sinusoids, which no checkpoint holds
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

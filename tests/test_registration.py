@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tiny_models import SMALL, randomise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -33,15 +34,6 @@ from vanilla_transformer import registration
 
 TASKS = ["translation", "summarization", "text2text-generation"]
 TEXTS = ["hello", "abc de"]
-SMALL = {
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "d_model": 16,
-}
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +47,6 @@ def tokenizer():
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=64
     )
-
-
-def randomise(model):
-    """Give a fresh model weights so large that its outputs depend on its inputs."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.requires_grad:  # not Marian's sinusoids, which no checkpoint holds
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

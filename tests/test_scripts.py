@@ -103,6 +103,34 @@ def test_train_fills_the_model_card_from_the_run(trained):
     assert "None" not in card
 
 
+def test_train_reads_a_data_set_folder_and_its_first_pairs(corpus, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, split in (("train", "train"), ("val", "validation"), ("test", "test")):
+        sides = [(corpus / f"{name}.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de")]
+        rows = [json.dumps({"translation": {"en": en, "de": de}}) + "\n" for en, de in zip(*sides, strict=True)]
+        (data / f"{split}.jsonl").write_text("".join(rows[:40]), encoding="utf-8")
+    folder = tmp_path / "model"
+    languages = ("--source_lang", "en", "--target_lang", "de")
+    result = run(
+        "train.py",
+        *("--dataset_name", data, *languages, "--max_train_pairs", 25, "--vocab_size", 300, "--output_dir", folder),
+        *TINY.split(),
+        *SHORT.split(),
+    )
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["training_pairs"] == 25
+    assert metrics["scores"]["test"]["num_sentences"] == 20
+    assert "40 pairs read" in result.stderr
+
+
+def test_the_first_pairs_of_the_grammar(monkeypatch):
+    train = load("train")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    corpora = train.load_corpora(train.RunArguments(max_train_pairs=7))
+    assert {name: len(corpus) for name, corpus in corpora.items()} == {"train": 7, "validation": 500, "test": 1000}
+
+
 def test_auto_classes_and_pipeline_load_what_train_wrote(trained, corpus):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 

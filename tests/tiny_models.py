@@ -17,6 +17,16 @@ TINY = {
     "decoder_ffn_dim": 40,
     "dropout": 0.0,
 }
+# The same for models of the library beside ours.
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "d_model": 16,
+}
 SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37}
 SHARING = {
     "tied": {},
@@ -48,3 +58,13 @@ def batch() -> dict[str, Tensor]:
         "decoder_input_ids": target,
         "decoder_attention_mask": target_mask,
     }
+
+
+def randomise(model, std=0.4):
+    """Give a fresh model weights so large that its outputs depend on its inputs."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.requires_grad:  # not Marian's sinusoids, which no checkpoint holds
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    return model.eval()
