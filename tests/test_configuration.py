@@ -361,3 +361,41 @@ def test_the_local_class_hides_its_pipelines_and_its_files_have_them(tmp_path):
     loaded.custom_pipelines = {**saved, **others}
     assert dict(loaded.custom_pipelines) == others
     assert loaded.to_dict()["custom_pipelines"] == {**saved, **others}
+
+
+def test_the_limits_are_the_classs_and_are_raised_there(monkeypatch):
+    small = {"vocab_size": 9, "d_model": 2, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    small |= {"encoder_ffn_dim": 1, "decoder_ffn_dim": 1}
+    assert VanillaTransformerConfig(**small, encoder_layers=1_000).encoder_layers == 1_000
+    deep = {**small, "decoder_layers": 1_001}
+    with pytest.raises(ValueError, match=r"^decoder_layers=1001 is more than the 1,000 layers .* raise .*max_layers"):
+        VanillaTransformerConfig(**deep)
+    monkeypatch.setattr(VanillaTransformerConfig, "max_layers", 1_001)
+    config = VanillaTransformerConfig(**deep)
+    assert not {"max_layers", "max_parameters"} & set(config.to_dict())
+    parameters = config.num_trainable_parameters()
+    monkeypatch.setattr(VanillaTransformerConfig, "max_parameters", parameters)
+    VanillaTransformerConfig(**deep)
+    monkeypatch.setattr(VanillaTransformerConfig, "max_parameters", parameters - 1)
+    with pytest.raises(ValueError, match=f" make {parameters:,} parameters, .*raise .*max_parameters"):
+        VanillaTransformerConfig(**deep)
+
+
+@pytest.mark.parametrize("reference", ["owner/name--modeling.Model", "my_modeling.Model"])
+def test_only_references_to_files_beside_it_are_saved(reference, tmp_path):
+    config = VanillaTransformerConfig(auto_map={"AutoModel": reference, "AutoModelForMaskedLM": reference})
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    beside = "--" not in reference
+    assert saved["AutoModel"] == (reference if beside else "modeling_vanilla_transformer.VanillaTransformerModel")
+    assert saved["AutoModelForMaskedLM"] == reference  # not a class of ours: whoever wrote it meant it
+
+
+def test_the_caller_chooses_the_attention_and_a_file_does_not(tmp_path):
+    VanillaTransformerConfig().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, attn_implementation="owner/kernel")
+    assert config._attn_implementation == "owner/kernel"
+    config.save_pretrained(tmp_path)
+    assert "owner/kernel" not in (tmp_path / "config.json").read_text()
+    with pytest.raises(ValueError, match=r"^attn_implementation='owner/kernel' is not valid in a config\.json"):
+        VanillaTransformerConfig.from_dict({"attn_implementation": "owner/kernel"})

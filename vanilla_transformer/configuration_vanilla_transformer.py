@@ -9,12 +9,19 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+import torch
+import transformers
 from transformers.activations import ACT2FN
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
+
+if int(transformers.__version__.partition(".")[0]) < 5:  # before anything that older releases lack
+    raise ImportError(
+        f"vanilla-transformer needs transformers 5.0 or newer, and {transformers.__version__} is installed: "
+        'pip install "transformers>=5.0,<6"'
+    )
 
 NORM_POSITIONS = ("post", "pre")
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_tensor2tensor", "learned")
@@ -34,6 +41,20 @@ CUSTOM_PIPELINES = {
         ("text2text-generation", "Text2TextGenerationPipeline"),
     )
 }
+# No size, offset or id of a real model comes near it; beyond it the library and torch fail in unclear ways.
+_LARGEST_INTEGER = 2**31 - 1
+# The library makes a name for each of `num_labels` labels.
+_MOST_LABELS = 1_000_000
+# A weights file may lack this many parameters, or four times what it holds; see `check_missing_weights`.
+_FEW_PARAMETERS = 10**8
+# What only the class itself may set: of a file, the first two would choose code on the Hub (transformers 5.0).
+_PRIVATE = (
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "_foreign_pipelines",
+)
 # True in the copy of this file that a checkpoint ships: the library imports it as `transformers_modules.<folder>`.
 _IS_SHIPPED_COPY = __name__.partition(".")[0] == TRANSFORMERS_DYNAMIC_MODULE_NAME
 
@@ -52,7 +73,7 @@ class _PipelineTable(dict[str, dict[str, Any]]):
         return super().__getitem__(self._plain(task))
 
 
-class VanillaTransformerConfig(PreTrainedConfig):
+class VanillaTransformerConfig(transformers.PreTrainedConfig):
     r"""Configuration of an encoder-decoder Transformer; without arguments the paper's base model.
 
     The paper's symbols stand in brackets. Sizes are counts, probabilities lie in [0, 1).
@@ -96,8 +117,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
         use_cache: Return keys and values for step-by-step decoding.
         **kwargs: The library's common arguments, see `transformers.PreTrainedConfig`.
 
+    Attributes:
+        max_layers: The most layers a stack may have: 1,000, as many as the deepest Transformer published (Wang et al.
+            2022) has in all. A limit of the class, which no config.json can change.
+        max_parameters: The most parameters a model may have: 100 billion. Likewise. The two stop a damaged or hostile
+            config.json before a long loop or a large allocation; who means it raises them first:
+            `VanillaTransformerConfig.max_parameters = 10**12`.
+
     Raises:
-        ValueError: A value does not fit; the message names the field, the value and the rule.
+        ValueError: A value does not fit; the message names the field, the value and the rule. Fields that neither this
+            class nor the library knows are kept, as the library does.
 
     Example:
         >>> from vanilla_transformer import VanillaTransformerConfig
@@ -114,6 +143,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
+    max_layers: ClassVar[int] = 1_000
+    max_parameters: ClassVar[int] = 10**11
 
     def __init__(
         self,
@@ -179,7 +210,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
         self.share_encoder_decoder_embeddings = share_encoder_decoder_embeddings
         self.use_cache = use_cache
         kwargs.setdefault("is_encoder_decoder", True)
-        super().__init__(**kwargs)
+        _check_library_fields(type(self), kwargs)
+        try:
+            super().__init__(**kwargs)
+        except ValueError:
+            raise
+        except Exception as error:  # an AttributeError, a TypeError or an error class of its own, by release
+            raise ValueError(
+                f"The library does not take one of the fields {', '.join(sorted(kwargs))}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         # After super().__init__, which resets them on some releases of the library.
         self.tie_word_embeddings = tie_word_embeddings
         self.pad_token_id = pad_token_id
@@ -202,6 +242,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """
         _check_fields(self)
         _check_combinations(self)
+        _check_limits(self)
         self.check_token_ids()
 
     def check_token_ids(self, vocab_size: int | None = None, decoder_vocab_size: int | None = None) -> None:
@@ -228,8 +269,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @custom_pipelines.setter
     def custom_pipelines(self, value: dict[str, dict[str, Any]] | None) -> None:
+        value = {} if value is None else value
+        if not isinstance(value, dict) or not all(isinstance(entry, dict) for entry in value.values()):
+            raise ValueError(
+                f"custom_pipelines={value!r:.80} is not valid: custom_pipelines must be a dict of one dict a task."
+            )
         ours = {entry["impl"] for entry in CUSTOM_PIPELINES.values()}
-        foreign = {task: entry for task, entry in (value or {}).items() if entry.get("impl") not in ours}
+        foreign = {task: entry for task, entry in value.items() if entry.get("impl") not in ours}
         if foreign:
             self._foreign_pipelines = foreign
 
@@ -248,9 +294,32 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """Return the fields as config.json holds them, with what loading without this package needs."""
         output: dict[str, Any] = super().to_dict()
         output["custom_pipelines"] = {**copy.deepcopy(CUSTOM_PIPELINES), **output.pop("_foreign_pipelines", {})}
-        # `register_for_auto_class` remembers one Auto class a class; a checkpoint is for all three.
-        output["auto_map"] = {**AUTO_MAP, **output.get("auto_map", {})}
+        # `register_for_auto_class` remembers one Auto class a class; a checkpoint is for all three. An entry of
+        # another repository ("owner/name--module.Class") ends with a save, which writes the files themselves.
+        own = {
+            auto: reference
+            for auto, reference in (output.get("auto_map") or {}).items()
+            if not (auto in AUTO_MAP and isinstance(reference, str) and "--" in reference)
+        }
+        output["auto_map"] = {**AUTO_MAP, **own}
         return output
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the config of a config.json's fields; `kwargs` replace some, as in the library.
+
+        Raises:
+            ValueError: A value does not fit, or the fields ask for an attention of the Hub. Such code is for the
+                caller to choose: `from_pretrained(folder, attn_implementation="owner/name")`.
+        """
+        for name in ("attn_implementation", "experts_implementation"):
+            value = config_dict.get(name)
+            if isinstance(value, dict) or (isinstance(value, str) and "/" in value):
+                raise ValueError(
+                    f"{name}={value!r:.80} is not valid in a config.json: it names code on the Hub. If you trust it, "
+                    "take it out of the file and pass it to from_pretrained."
+                )
+        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def base(cls, **overrides: Any) -> VanillaTransformerConfig:
@@ -325,81 +394,164 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return total
 
 
+def check_missing_weights(missing: int, held: int) -> None:
+    """Raise a ValueError if a checkpoint's config asks for far more than its weights file holds.
+
+    The library makes what a file lacks, in memory and at random, before it complains. A few missing matrices are a
+    fine-tuner's wish (a larger vocabulary, more layers); a hundred times the file is a damaged or hostile config.
+
+    Args:
+        missing: Number of parameters that the model has and the file lacks, or has in another shape.
+        held: Number of parameters that the file fills.
+    """
+    if missing > max(4 * held, _FEW_PARAMETERS):
+        raise ValueError(
+            f"config.json asks for a model of {held + missing:,} parameters, and the weights file holds {held:,} of "
+            "them: the two do not belong together. To enlarge a model that far, make it with from_config and copy the "
+            "weights yourself."
+        )
+
+
+# ---------------------------------------------------------------------------------------- checks
+
+_Rules = list[tuple[str, Callable[[Any], bool], tuple[str, ...]]]
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _is_floating_dtype(value: Any) -> bool:
+    dtype = getattr(torch, value, None) if isinstance(value, str) else value
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+def _is_auto_map(value: Any) -> bool:
+    # A tokenizer has two references, either of them None.
+    return isinstance(value, dict) and all(isinstance(reference, (str, list, tuple)) for reference in value.values())
+
+
+def _apply(rules: _Rules, fields: Mapping[str, Any]) -> None:
+    for rule, holds, names in rules:
+        for name in names:
+            if name in fields and not holds(fields[name]):
+                raise ValueError(f"{name}={fields[name]!r:.80} is not valid: {name} must be {rule}.")
+
+
+_SIZES = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "max_position_embeddings",
+)
+_HEAD_SIZES = ("d_k", "d_v")
+_FIELD_RULES: _Rules = [
+    ("a positive integer", lambda v: _is_int(v) and v > 0, _SIZES),
+    ("a positive integer or None", lambda v: v is None or (_is_int(v) and v > 0), _HEAD_SIZES),
+    ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("position_offset", "decoder_start_token_id")),
+    ("an integer of at least 0 or None", lambda v: v is None or (_is_int(v) and v >= 0), ("bos_token_id",)),
+    ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("pad_token_id",)),
+    (
+        "an integer of at least 0, a list of such integers, or None",
+        lambda v: v is None or all(_is_int(i) and i >= 0 for i in (v if isinstance(v, list) else [v])),
+        ("eos_token_id",),
+    ),
+    (
+        "a probability in [0, 1)",
+        lambda v: _is_number(v) and 0 <= v < 1,
+        ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
+    ),
+    ("a positive number", lambda v: _is_number(v) and v > 0, ("layer_norm_eps",)),
+    (
+        "true or false",
+        lambda v: isinstance(v, bool),
+        (
+            "scale_embedding",
+            "attention_bias",
+            "output_bias",
+            "share_encoder_decoder_embeddings",
+            "tie_word_embeddings",
+            "use_cache",
+        ),
+    ),
+    (f"one of {NORM_POSITIONS}", lambda v: v in NORM_POSITIONS, ("norm_position",)),
+    (
+        f"one of {POSITION_EMBEDDING_TYPES}",
+        lambda v: v in POSITION_EMBEDDING_TYPES,
+        ("position_embedding_type",),
+    ),
+    (
+        f"one of {SINUSOID_LAYOUTS} or None",
+        lambda v: v is None or v in SINUSOID_LAYOUTS,
+        ("sinusoid_layout",),
+    ),
+    (
+        f"a name of transformers.activations.ACT2FN: {', '.join(sorted(ACT2FN))}",
+        lambda v: isinstance(v, str) and v in ACT2FN,
+        ("activation_function",),
+    ),
+]
+# The library's own fields, where a wrong value does harm: it takes them in silence, or fails far from the cause.
+_LIBRARY_RULES: _Rules = [
+    ("true: this is an encoder-decoder model", lambda v: v is True, ("is_encoder_decoder",)),
+    ("a floating-point dtype of torch, such as 'float32'", _is_floating_dtype, ("dtype", "torch_dtype")),
+    (f"an integer from 0 to {_MOST_LABELS}", lambda v: _is_int(v) and 0 <= v <= _MOST_LABELS, ("num_labels",)),
+    (
+        "a dict of label names by their numbers",
+        lambda v: isinstance(v, dict) and all(str(key).isdecimal() for key in v),
+        ("id2label",),
+    ),
+    ("a dict of class references", _is_auto_map, ("auto_map",)),
+    ("a dict", lambda v: isinstance(v, dict) or hasattr(v, "to_dict"), ("quantization_config",)),
+    ("a dict", lambda v: isinstance(v, dict), ("task_specific_params",)),
+    ("a string", lambda v: isinstance(v, str), ("prefix",)),
+]
 
 
 def _check_fields(config: VanillaTransformerConfig) -> None:
-    rules: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
-        (
-            "a positive integer",
-            lambda v: _is_int(v) and v > 0,
-            (
-                "vocab_size",
-                "decoder_vocab_size",
-                "d_model",
-                "encoder_layers",
-                "decoder_layers",
-                "encoder_attention_heads",
-                "decoder_attention_heads",
-                "encoder_ffn_dim",
-                "decoder_ffn_dim",
-                "max_position_embeddings",
-            ),
-        ),
-        ("a positive integer or None", lambda v: v is None or (_is_int(v) and v > 0), ("d_k", "d_v")),
-        ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("position_offset", "decoder_start_token_id")),
-        ("an integer of at least 0 or None", lambda v: v is None or (_is_int(v) and v >= 0), ("bos_token_id",)),
-        ("an integer of at least 0", lambda v: _is_int(v) and v >= 0, ("pad_token_id",)),
-        (
-            "an integer of at least 0, a list of such integers, or None",
-            lambda v: v is None or all(_is_int(i) and i >= 0 for i in (v if isinstance(v, list) else [v])),
-            ("eos_token_id",),
-        ),
-        (
-            "a probability in [0, 1)",
-            lambda v: _is_number(v) and 0 <= v < 1,
-            ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
-        ),
-        ("a positive number", lambda v: _is_number(v) and v > 0, ("layer_norm_eps",)),
-        (
-            "true or false",
-            lambda v: isinstance(v, bool),
-            (
-                "scale_embedding",
-                "attention_bias",
-                "output_bias",
-                "share_encoder_decoder_embeddings",
-                "tie_word_embeddings",
-                "use_cache",
-            ),
-        ),
-        (f"one of {NORM_POSITIONS}", lambda v: v in NORM_POSITIONS, ("norm_position",)),
-        (
-            f"one of {POSITION_EMBEDDING_TYPES}",
-            lambda v: v in POSITION_EMBEDDING_TYPES,
-            ("position_embedding_type",),
-        ),
-        (
-            f"one of {SINUSOID_LAYOUTS} or None",
-            lambda v: v is None or v in SINUSOID_LAYOUTS,
-            ("sinusoid_layout",),
-        ),
-        (
-            f"a name of transformers.activations.ACT2FN: {', '.join(sorted(ACT2FN))}",
-            lambda v: isinstance(v, str) and v in ACT2FN,
-            ("activation_function",),
-        ),
-    ]
-    for rule, holds, names in rules:
-        for name in names:
-            value = getattr(config, name)
-            if not holds(value):
-                raise ValueError(f"{name}={value!r} is not valid: {name} must be {rule}.")
+    fields = {name: getattr(config, name) for _, _, names in _FIELD_RULES for name in names}
+    _apply(_FIELD_RULES, fields)
+    for name, value in fields.items():
+        for number in value if isinstance(value, list) else [value]:
+            if _is_int(number) and number > _LARGEST_INTEGER:
+                raise ValueError(f"{name}={value!r:.80} is too large: {name} can be {_LARGEST_INTEGER} at most.")
+
+
+def _check_library_fields(cls: type[VanillaTransformerConfig], fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        own = getattr(cls, name, None)
+        is_of_class = callable(own) or isinstance(own, (dict, list, tuple))
+        is_read_only = isinstance(own, property) and own.fset is None
+        if is_of_class or is_read_only or name in _PRIVATE or name.startswith("__"):
+            raise ValueError(f"{name}={value!r:.80} is not valid: {name} is not a field of a configuration.")
+    _apply(_LIBRARY_RULES, {name: value for name, value in fields.items() if value is not None})
+
+
+def _check_limits(config: VanillaTransformerConfig) -> None:
+    limits = type(config)  # the class's, which a config.json cannot change
+    for name in ("encoder_layers", "decoder_layers"):
+        if getattr(config, name) > limits.max_layers:
+            raise ValueError(
+                f"{name}={getattr(config, name)} is more than the {limits.max_layers:,} layers that a stack may have. "
+                "If it is meant, raise VanillaTransformerConfig.max_layers first."
+            )
+    total = config.num_trainable_parameters()
+    if total > limits.max_parameters:
+        sizes = ", ".join(f"{name}={getattr(config, name)}" for name in (*_SIZES, *_HEAD_SIZES, "position_offset"))
+        raise ValueError(
+            f"{sizes} make {total:,} parameters, more than the {limits.max_parameters:,} that a model may have. If "
+            "they are meant, raise VanillaTransformerConfig.max_parameters first."
+        )
 
 
 def _check_combinations(config: VanillaTransformerConfig) -> None:

@@ -4,10 +4,11 @@
 where it is installed: it has no plug-in mechanism. What a user then meets:
 
 - `AutoModelForSeq2SeqLM.from_pretrained(folder)` or `pipeline("translation", model=folder)` with a checkpoint of ours
-  asks "Do you wish to run the custom code? [y/N]", or, where nobody can answer, raises the library's `ValueError`
-  "... contains custom code which must be executed to correctly load the model ... pass the argument
-  `trust_remote_code=True`". The text is the library's; a checkpoint can not add "or import vanilla_transformer" to it,
-  so the checkpoint's model card says it.
+  asks "Do you wish to run the custom code? [y/N]", or, where nobody can answer or `trust_remote_code=False` is given,
+  raises the library's `ValueError` "The repository ... contains custom code which must be executed to correctly load
+  the model. ... Please pass the argument `trust_remote_code=True` to allow custom code to be run." The text is the
+  library's, and it raises before it reads a line of ours: a checkpoint cannot add "or import vanilla_transformer" to
+  it, so the checkpoint's model card and the README say it.
 - `pipeline("translation", model=another_model)` raises the library's `KeyError`: the task was removed (since 5.19), or
   is unknown (before).
 
