@@ -6,11 +6,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+RELEASES ?= 5.0.0 5.9.0 5.17.0 newest
+COMPAT_FLAGS ?=
 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test test-slow lint clean
+.PHONY: quickstart test test-slow compat lint clean
 
 quickstart: $(VENV)/installed  ## train on the embedded grammar, measure, translate: some five minutes
 	$(RUN) scripts/quickstart.py
@@ -21,13 +23,16 @@ test: $(VENV)/installed-dev  ## all tests but the slow ones
 test-slow: $(VENV)/installed-dev  ## the tests that train for minutes
 	$(RUN) -m pytest -m slow
 
+compat: $(VENV)/installed-dev  ## a checkpoint to and fro between releases of transformers, each in its own environment
+	TORCH_INDEX=$(TORCH_INDEX) $(RUN) tests/compatibility/run.py $(RELEASES) $(COMPAT_FLAGS)
+
 lint: $(VENV)/installed-dev  ## format, lint, types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-clean:  ## the environment and caches; trained models in runs/ stay
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## environments and caches; trained models in runs/ stay
+	rm -rf $(VENV) .compat .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch first and by its exact version: a range would let pip pick a newer and larger build.
 $(VENV)/torch: constraints.txt
