@@ -1,0 +1,88 @@
+"""Markers of complete checkpoints, and what is resumed from when some are not."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from vanilla_transformer.checkpointing import (
+    MARKER_FILE,
+    CompleteCheckpointCallback,
+    check_resumable,
+    last_complete_checkpoint,
+    mark_complete,
+    what_is_missing,
+)
+
+
+def write(run, step, *, complete=True):
+    folder = run / f"checkpoint-{step}"
+    (folder / "ema").mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x" * 100)
+    (folder / "ema" / "model.safetensors").write_bytes(b"y" * 50)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    if complete:
+        mark_complete(folder)
+    return folder
+
+
+def test_the_newest_complete_one_is_found_and_the_skipped_ones_are_told(tmp_path, caplog):
+    folders = {step: write(tmp_path, step, complete=step != 100) for step in (9, 20, 50, 100)}
+    (folders[50] / "ema" / "model.safetensors").write_bytes(b"y" * 49)
+    (tmp_path / "checkpoint-best").mkdir()
+    assert last_complete_checkpoint(tmp_path) == folders[20]
+    assert "checkpoint-100: it has no complete.json" in caplog.text
+    assert "checkpoint-50: ema/model.safetensors has 49 bytes and had 50" in caplog.text
+    (folders[20] / "model.safetensors").unlink()
+    assert what_is_missing(folders[20]) == "model.safetensors is gone"
+    assert last_complete_checkpoint(tmp_path) == folders[9]
+
+
+def test_none_is_not_the_same_as_none_complete(tmp_path):
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path / "absent") is None
+    write(tmp_path, 3, complete=False)
+    with pytest.raises(
+        ValueError, match=r"No checkpoint in .* is complete\. .*checkpoint-3: it has no complete.json.*name"
+    ):
+        last_complete_checkpoint(tmp_path)
+
+
+def test_a_named_folder_is_checked(tmp_path, caplog):
+    folder = write(tmp_path, 5)
+    check_resumable(folder)
+    with pytest.raises(
+        FileNotFoundError, match=r"checkpoint-6: it does not exist\. Checkpoints beside it: checkpoint-5"
+    ):
+        check_resumable(tmp_path / "checkpoint-6")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(FileNotFoundError, match="it is not a checkpoint of a run"):
+        check_resumable(tmp_path / "model")
+    with caplog.at_level(logging.WARNING):
+        check_resumable(write(tmp_path, 7, complete=False))
+    assert "as asked, though it has no complete.json" in caplog.text
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="0 bytes and had 100"):
+        check_resumable(folder)
+
+
+def test_the_callback_marks_what_was_saved_and_unmarks_what_is_written_over(tmp_path):
+    folder = write(tmp_path, 5, complete=False)
+    args = SimpleNamespace(output_dir=str(tmp_path), save_on_each_node=False)
+    state = SimpleNamespace(global_step=5, is_world_process_zero=True, is_local_process_zero=True)
+    callback = CompleteCheckpointCallback()
+    callback.on_save(args, state, None)
+    assert what_is_missing(folder) is None
+    assert sorted(json.loads((folder / MARKER_FILE).read_text())["files"]) == [
+        "ema/model.safetensors",
+        "model.safetensors",
+        "trainer_state.json",
+    ]
+    callback.on_step_end(args, state, SimpleNamespace(should_save=False, should_evaluate=False))
+    assert what_is_missing(folder) is None
+    callback.on_step_end(args, state, SimpleNamespace(should_save=True, should_evaluate=False))
+    assert "no complete.json" in what_is_missing(folder)
+    state.is_world_process_zero = False
+    callback.on_save(args, state, None)
+    assert "no complete.json" in what_is_missing(folder)

@@ -1,0 +1,152 @@
+"""Which checkpoints of a run are whole: a marker written last, and a search that skips those without it.
+
+A process that is killed while it writes leaves a folder checkpoint-<update> that looks like the others. The library
+takes the newest folder for the one to resume from, whatever is in it. `CompleteCheckpointCallback` writes the file
+`complete.json` into a checkpoint when everything else is there, with the size of every file, and
+`last_complete_checkpoint` goes by it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import TrainerCallback
+
+logger = logging.getLogger(__name__)
+
+MARKER_FILE = "complete.json"
+
+
+class CompleteCheckpointCallback(TrainerCallback):
+    """Marks every checkpoint of a Trainer as complete when all processes have written it.
+
+    `VanillaTransformerTrainer` has it by itself; add it to the callbacks of another Trainer, as the last one.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the mark from a checkpoint that may be written over now: a run went back and comes by once more."""
+        if control.should_save or control.should_evaluate:
+            _folder(args, state).joinpath(MARKER_FILE).unlink(missing_ok=True)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Likewise where it is saved after each epoch."""
+        self.on_step_end(args, state, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Mark the checkpoint just written."""
+        PartialState().wait_for_everyone()  # each process writes the state of its random numbers
+        first = state.is_local_process_zero if args.save_on_each_node else state.is_world_process_zero
+        if first:
+            mark_complete(_folder(args, state))
+
+
+def _folder(args: Any, state: Any) -> Path:
+    return Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def mark_complete(checkpoint: str | Path) -> None:
+    """Write the marker into a checkpoint folder: the names and sizes of all files there."""
+    folder = Path(checkpoint)
+    content = json.dumps({"files": _sizes(folder)}, indent=1)
+    scratch = folder / f".{MARKER_FILE}"
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(folder / MARKER_FILE)  # all of it or nothing
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Sizes in bytes of the files under a folder by their path there, the marker left out."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return {name: size for name, size in sizes.items() if Path(name).name.lstrip(".") != MARKER_FILE}
+
+
+def what_is_missing(checkpoint: str | Path) -> str | None:
+    """Return why a checkpoint is not whole, or None if it is.
+
+    Args:
+        checkpoint: A folder checkpoint-<update>.
+    """
+    folder = Path(checkpoint)
+    marker = folder / MARKER_FILE
+    if not marker.is_file():
+        return "it has no complete.json: it was cut off while it was written, or another Trainer wrote it"
+    wanted = json.loads(marker.read_text(encoding="utf-8"))["files"]
+    found = _sizes(folder)
+    for name, size in wanted.items():
+        if name not in found:
+            return f"{name} is gone"
+        if found[name] != size:
+            return f"{name} has {found[name]:,} bytes and had {size:,} when it was written"
+    return None
+
+
+def last_complete_checkpoint(output_dir: str | Path) -> Path | None:
+    """Return the newest complete checkpoint of a run; None if there is no checkpoint at all. Skipped ones are logged.
+
+    Args:
+        output_dir: The run's output folder, with folders named checkpoint-<update>.
+
+    Raises:
+        ValueError: If there are checkpoints and none is complete.
+    """
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(output_dir).glob("checkpoint-*"))
+    found = {int(match[1]): path for match, path in matches if match and path.is_dir()}
+    skipped: list[str] = []
+    for step in sorted(found, reverse=True):
+        problem = what_is_missing(found[step])
+        if problem is None:
+            for line in skipped:
+                logger.warning("Not resumed from %s.", line)
+            return found[step]
+        skipped.append(f"{found[step]}: {problem}")
+    if skipped:
+        raise ValueError(
+            f"No checkpoint in {output_dir} is complete. {'; '.join(skipped)}. To resume from one of them all the "
+            "same, name its folder."
+        )
+    return None
+
+
+def check_resumable(checkpoint: str | Path) -> None:
+    """Raise unless a run can resume from a folder that the user named; a missing marker alone is only logged.
+
+    Args:
+        checkpoint: The folder.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or it is not a checkpoint of a Trainer.
+        ValueError: If files of it are gone or were cut off.
+    """
+    folder = Path(checkpoint)
+    if not folder.joinpath("trainer_state.json").is_file():
+        there = sorted(path.name for path in folder.parent.glob("checkpoint-*") if path != folder)
+        what = "is not a checkpoint of a run (it has no trainer_state.json)" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(
+            f"Cannot resume from {folder}: it {what}. Checkpoints beside it: {', '.join(there) or 'none'}."
+        )
+    problem = what_is_missing(folder)
+    if problem is None:
+        return
+    if folder.joinpath(MARKER_FILE).is_file():
+        raise ValueError(f"Cannot resume from {folder}: {problem}. Name another checkpoint.")
+    logger.warning("Resuming from %s as asked, though %s.", folder, problem)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error of writing a checkpoint means that there is no room for it.
+
+    safetensors and torch report it in words of their own, without an `errno`.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(words in str(error) for words in ("No space left", "PytorchStreamWriter failed writing"))
