@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import sys
+import tempfile
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -78,6 +79,15 @@ class RunArguments:
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better --metric_for_best_model."}
     )
+    bpe_dropout: float = field(
+        default=0.0, metadata={"help": "Encode the training text anew each time, leaving out merges so often: 0.1."}
+    )
+    average_last: int | None = field(
+        default=None, metadata={"help": "Measure and save the average of the last so many checkpoints (paper: 5, 20)."}
+    )
+    ema_decay: float | None = field(
+        default=None, metadata={"help": "Also keep a moving average of the weights, saved in the folder ema: 0.999."}
+    )
     license: str | None = field(default=None, metadata={"help": "Licence of the weights, for the model card."})
 
 
@@ -98,13 +108,18 @@ def main() -> None:
         tokenizer = load_tokenizer(run, training, corpora["train"])
         model = make_model(run, vars(fields), tokenizer)
         trainer = make_trainer(run, training, model, tokenizer, corpora)
+        point = resume_point(training)
         if trainer.is_world_process_zero():
             save_tokenizer(tokenizer, training.output_dir)  # a resumed run needs it; nothing was written before
 
-    trainer.train(resume_from_checkpoint=resume_point(training))
-    scores = measure(run, training, trainer, tokenizer, corpora)
+    trainer.train(resume_from_checkpoint=point)
     if trainer.is_world_process_zero():
-        save(run, training, trainer, tokenizer, corpora, scores)
+        model = final_model(run, training, trainer)
+        scores = measure(run, training, model, tokenizer, corpora)
+        save(run, training, trainer, model, tokenizer, corpora, scores)
+        if training.push_to_hub:
+            with clear_errors():
+                push(training, trainer)
 
 
 def config_arguments() -> Any:
@@ -124,6 +139,8 @@ def config_arguments() -> Any:
 
 def check_arguments(run: Any, fields: dict[str, Any], training: Any) -> None:
     """Refuse what cannot work before anything is read."""
+    from vanilla_transformer.model_card import check_license
+
     folder = Path(training.output_dir)
     if not training.resume_from_checkpoint and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
@@ -143,11 +160,49 @@ def check_arguments(run: Any, fields: dict[str, Any], training: Any) -> None:
         raise ValueError("--model_name_or_path brings its tokenizer: leave out --vocab_size and --tokenizer_name")
     if run.tokenizer_name and run.vocab_size:
         raise ValueError("--vocab_size is for a tokenizer trained here: leave it out with --tokenizer_name")
+    if run.license:
+        check_license(run.license)
     if run.early_stopping_patience and not (training.load_best_model_at_end and training.metric_for_best_model):
         raise ValueError(
             "--early_stopping_patience needs --load_best_model_at_end true and --metric_for_best_model bleu (or "
             "chrf, or loss)"
         )
+    check_averages(run, training)
+    if run.bpe_dropout:
+        if run.streaming or not training.max_tokens_per_batch or training.max_steps <= 0:
+            raise ValueError(
+                "--bpe_dropout makes a stream of its own: it needs --max_tokens_per_batch and --max_steps, and no "
+                "--streaming"
+            )
+        if run.over_length == "truncate":
+            raise ValueError("--bpe_dropout cannot truncate, as pieces change: set --over_length drop")
+
+
+def check_averages(run: Any, training: Any) -> None:
+    """Refuse an average that there will be no checkpoints for."""
+    from vanilla_transformer.averaging import ExponentialMovingAverageCallback
+
+    if run.ema_decay is not None:
+        ExponentialMovingAverageCallback(run.ema_decay)  # checks it
+    if run.average_last is None:
+        return
+    if run.average_last < 1:
+        raise ValueError(f"--average_last {run.average_last}: at least one checkpoint makes an average")
+    if training.load_best_model_at_end:
+        raise ValueError("--average_last and --load_best_model_at_end both say which weights to keep: choose one")
+    limit = training.save_total_limit
+    if training.save_strategy == "no" or (limit is not None and limit < run.average_last):
+        raise ValueError(
+            f"--average_last {run.average_last} needs so many checkpoints: set --save_strategy steps, --save_steps "
+            f"and --save_total_limit {run.average_last} or more"
+        )
+    if training.save_strategy == "steps" and training.max_steps > 0:
+        saved = -(-training.max_steps // max(1, int(training.save_steps)))
+        if saved < run.average_last:
+            raise ValueError(
+                f"--average_last {run.average_last}: {training.max_steps} updates with --save_steps "
+                f"{training.save_steps:g} leave {saved} checkpoints; save more often"
+            )
 
 
 def show_log(training: Any) -> None:
@@ -288,8 +343,11 @@ def make_trainer(run: Any, training: Any, model: Any, tokenizer: Any, corpora: d
     from transformers import EarlyStoppingCallback
 
     from vanilla_transformer import VanillaTransformerTrainer
+    from vanilla_transformer.averaging import ExponentialMovingAverageCallback
     from vanilla_transformer.corpus import encode_pairs
     from vanilla_transformer.metrics import build_compute_metrics
+    from vanilla_transformer.monitoring import RunHistoryCallback, TroubleWarningCallback
+    from vanilla_transformer.streaming import BpeDropoutPairs
 
     encoded = {}
     for name in ("train", "validation"):
@@ -306,34 +364,86 @@ def make_trainer(run: Any, training: Any, model: Any, tokenizer: Any, corpora: d
         logger.info("%s: %s", name, report)
     if training.eval_strategy != "no" and "validation" not in encoded:
         raise ValueError(f"--eval_strategy {training.eval_strategy} needs validation text: --validation_file")
-    patience = run.early_stopping_patience
+    training_pairs = encoded["train"]
+    if run.bpe_dropout:
+        texts = within_limits(run, corpora["train"], tokenizer)
+        training_pairs = BpeDropoutPairs(texts, tokenizer, run.bpe_dropout, seed=training.seed)
+    callbacks: list[Any] = [RunHistoryCallback(), TroubleWarningCallback()]
+    if run.early_stopping_patience:
+        callbacks.append(EarlyStoppingCallback(run.early_stopping_patience))
+    if run.ema_decay is not None:
+        callbacks.append(ExponentialMovingAverageCallback(run.ema_decay))
     return VanillaTransformerTrainer(
         model=model,
         args=training,
-        train_dataset=encoded["train"],
+        train_dataset=training_pairs,
         eval_dataset=encoded.get("validation"),
         processing_class=tokenizer,
         compute_metrics=build_compute_metrics(tokenizer, tokenize=run.sacrebleu_tokenize),
-        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
+        callbacks=callbacks,
     )
 
 
-def resume_point(training: Any) -> bool | str | None:
-    """Return what `Trainer.train` takes: a path, True for the newest checkpoint in the output folder, or None."""
+def within_limits(run: Any, texts: Any, tokenizer: Any) -> Any:
+    """Return the pairs of text that are within the limits of length as the tokenizer cuts them without dropout."""
+    limits = {"source": run.max_source_length, "target": run.max_target_length}
+    if not any(limits.values()):
+        return texts
+
+    def fits(batch: Any) -> list[bool]:
+        sides = [
+            [limit is None or len(ids) <= limit for ids in tokenizer(batch[side])["input_ids"]]
+            for side, limit in limits.items()
+        ]
+        return [all(pair) for pair in zip(*sides, strict=True)]
+
+    return texts.filter(fits, batched=True, desc="Leaving out long pairs")
+
+
+def resume_point(training: Any) -> str | None:
+    """Return the checkpoint to go on from: the newest complete one, or the one named; None for a new run."""
+    from vanilla_transformer.checkpointing import check_resumable, last_complete_checkpoint
+
     point = training.resume_from_checkpoint
-    return True if str(point).lower() == "true" else point
+    if not point or str(point).lower() == "false":
+        return None
+    if str(point).lower() != "true":
+        check_resumable(point)
+        return str(point)
+    found = last_complete_checkpoint(training.output_dir)
+    if found is None:
+        raise ValueError(
+            f"--resume_from_checkpoint true: there is no checkpoint in {training.output_dir}; leave it out"
+        )
+    return str(found)
 
 
-def measure(run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any]) -> dict[str, Any]:
+def final_model(run: Any, training: Any, trainer: Any) -> Any:
+    """Return the trained model, or the average of the last checkpoints if asked for."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if run.average_last is None:
+        return model
+    from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
+
+    count = min(run.average_last, len(list(Path(training.output_dir).glob("checkpoint-*"))))
+    if count < run.average_last:
+        logger.warning("The run stopped early: %d checkpoints are averaged, not %d.", count, run.average_last)
+    with tempfile.TemporaryDirectory(dir=training.output_dir) as scratch:
+        checkpoints = last_checkpoints(training.output_dir, count)
+        average = average_checkpoints(checkpoints, Path(scratch, "average"))
+        logger.info("The model is the average of %s.", ", ".join(path.name for path in checkpoints))
+        return type(model).from_pretrained(average).to(model.device)
+
+
+def measure(run: Any, training: Any, model: Any, tokenizer: Any, corpora: dict[str, Any]) -> dict[str, Any]:
     """Return BLEU and chrF on the test text, else on the validation text, by name of the set."""
     from vanilla_transformer.metrics import TranslationScore
     from vanilla_transformer.translation import translate_sentences
 
     name = next((name for name in ("test", "validation") if name in corpora), None)
-    if name is None or not trainer.is_world_process_zero():
+    if name is None:
         return {}
     corpus = corpora[name]
-    model = trainer.accelerator.unwrap_model(trainer.model)
     found = translate_sentences(model, tokenizer, corpus["source"][:], show_progress=not training.disable_tqdm)
     return {
         name: TranslationScore().compute(
@@ -345,14 +455,19 @@ def measure(run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict
 
 
 def save(
-    run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any], scores: dict[str, Any]
+    run: Any,
+    training: Any,
+    trainer: Any,
+    model: Any,
+    tokenizer: Any,
+    corpora: dict[str, Any],
+    scores: dict[str, Any],
 ) -> None:
     """Write the checkpoint, its card and metrics.json, and print the result line."""
     from vanilla_transformer import save_tokenizer
-    from vanilla_transformer.hub import write_model_card
+    from vanilla_transformer.model_card import write_model_card
 
     folder = Path(training.output_dir)
-    model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     log = {key: value for entry in trainer.state.log_history for key, value in entry.items()}
@@ -361,12 +476,12 @@ def save(
         "updates": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "train_runtime_seconds": log.get("train_runtime"),
-        "validation": {key: value for key, value in log.items() if key.startswith("eval_")},
+        "validation": {key: log[key] for key in log if key.startswith("eval_") and not isinstance(log[key], str)},
         "parameters": model.num_parameters(),
         "training_pairs": len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
     }
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    write_model_card(folder, run_facts(run, training, trainer, tokenizer, corpora, metrics))
+    write_model_card(folder, run_facts(run, trainer, corpora, scores))
     shown = [
         f"{name} BLEU {score['bleu']:.2f} | chrF {score['chrf']:.2f} | exact match {score['exact_match']:.1f}%"
         f" | {score['bleu_signature']}"
@@ -377,68 +492,41 @@ def save(
     )
 
 
-def run_facts(
-    run: Any, training: Any, trainer: Any, tokenizer: Any, corpora: dict[str, Any], metrics: dict[str, Any]
-) -> Any:
-    """Return what the model card says of this run."""
-    import platform
+def run_facts(run: Any, trainer: Any, corpora: dict[str, Any], scores: dict[str, Any]) -> Any:
+    """Return what the model card says of this run; the trainer knows the most of it."""
+    from vanilla_transformer.model_card import facts_of_run
 
-    import torch
-    import transformers
-
-    from vanilla_transformer.hub import RunFacts
-
-    model, config = trainer.model, trainer.accelerator.unwrap_model(trainer.model).config
     synthetic = not (run.dataset_name or run.train_file)
-    languages = [code for code in (run.source_lang, run.target_lang) if code]
-    if training.lr_schedule == "noam":
-        rate = f"peak rate {training.peak_lr}" if training.peak_lr else f"factor {training.noam_factor or 1.0}"
-        schedule = f"the paper's schedule, {training.warmup_steps:.0f} warm-up updates, {rate}"
-    else:
-        schedule = f"{training.lr_scheduler_type}, learning rate {training.learning_rate}"
     data = "the embedded English-German phrase grammar (generated text)"
     if not synthetic:
         data = run.dataset_name or " and ".join(Path(file).name for file in run.train_file)
-    seconds = metrics["train_runtime_seconds"] or 0.0
-    pairs = metrics["training_pairs"]
-    budget = training.max_tokens_per_batch
-    return RunFacts(
-        task_sentence=f"This model translates {' to '.join(languages) or 'text'}.",
-        parameters=metrics["parameters"],
-        architecture=(
-            f"{config.encoder_layers}+{config.decoder_layers} layers, d_model {config.d_model}, d_ff "
-            f"{config.encoder_ffn_dim}, {config.encoder_attention_heads} heads, {config.norm_position}-norm, "
-            f"{config.position_embedding_type} positions"
-        ),
-        decoding=f"beam {model.generation_config.num_beams}, at most source length + 50 tokens a sentence",
-        training={
-            "data": data,
-            "pairs": "a stream" if pairs is None else f"{pairs:,}",
-            "tokenizer": f"byte-level BPE of {len(tokenizer):,} tokens",
-            "updates": f"{metrics['updates']:,}",
-            "batches": (
-                f"at most {budget:,} source and {budget:,} target tokens a device, padding included"
-                if budget
-                else f"{training.per_device_train_batch_size} pairs a device"
-            )
-            + f", {training.world_size} device(s), {training.gradient_accumulation_steps} accumulation step(s)",
-            "optimizer": (
-                f"Adam, β = ({training.adam_beta1}, {training.adam_beta2}), ε = {training.adam_epsilon}, "
-                f"weight decay {training.weight_decay}; {schedule}"
-            ),
-            "regularisation": f"dropout {config.dropout}, label smoothing {config.label_smoothing}",
-            "device": f"{'bf16' if training.bf16 else 'fp16' if training.fp16 else 'fp32'}, {training.device.type}",
-            "time": f"{seconds / 60:.1f} minutes",
-            "software": f"transformers {transformers.__version__}, torch {torch.__version__}, Python "
-            f"{platform.python_version()}",
-        },
+    return facts_of_run(
+        trainer,
+        data=data,
+        weights=f"the average of the last {run.average_last} checkpoints" if run.average_last else None,
         example_source=next(iter(corpora.get("test", corpora["train"])))["source"],
-        scores=metrics["scores"],
-        languages=languages,
+        scores=scores,
+        languages=[code for code in (run.source_lang, run.target_lang) if code],
         license=run.license,
-        dataset=run.dataset_name if run.dataset_name and not Path(run.dataset_name).exists() else None,
+        datasets=[run.dataset_name] if run.dataset_name and not Path(run.dataset_name).exists() else [],
         synthetic=synthetic,
     )
+
+
+def push(training: Any, trainer: Any) -> None:
+    """Push the checkpoint as scripts/push_to_hub.py does."""
+    from vanilla_transformer.hub import push_checkpoint
+
+    pushed = push_checkpoint(
+        training.output_dir,
+        trainer.hub_model_id,
+        private=bool(training.hub_private_repo),
+        revision=training.hub_revision,
+        token=training.hub_token,
+    )
+    for warning in pushed.warnings:
+        logger.warning("warning: %s", warning)
+    print(f"pushed: {pushed.url}")
 
 
 if __name__ == "__main__":

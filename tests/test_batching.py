@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from vanilla_transformer.batching import LongestFirstSampler, TokenBudgetBatchSampler, sequence_lengths
-from vanilla_transformer.trainer import _pass_epochs_on
+from vanilla_transformer.dataloading import _pass_epochs_on
 
 
 def caption_lengths(pairs: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -28,11 +28,19 @@ ALLOWED = {
     "phrase_sampling": {"phrase_lexicon", "phrase_syntax"},
     "phrase_grammar": {"phrase_lexicon", "phrase_sampling", "phrase_syntax"},
     "batching": set(),
+    "streaming": {"batching", "tokenizer_training"},
+    "dataloading": {"batching", "streaming"},
     "optimization": set(),
     "metrics": set(),
-    "trainer": {"batching", "optimization"},  # no model: it trains any sequence-to-sequence model
+    "averaging": set(),
+    "checkpointing": set(),
+    "monitoring": set(),
+    "training_arguments": set(),
+    # No model: it trains any sequence-to-sequence model.
+    "trainer": {"batching", "checkpointing", "dataloading", "model_card", "optimization", "training_arguments"},
     "translation": {"corpus_formats"},
-    "hub": {"vanilla_transformer"},  # for the version
+    "model_card": {"vanilla_transformer"},  # for the version
+    "hub": {"model_card"},
 }
 
 

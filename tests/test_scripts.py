@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
+from safetensors.numpy import load_file
 
+from vanilla_transformer import modeling_vanilla_transformer
 from vanilla_transformer.phrase_grammar import generate_splits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,6 +125,68 @@ def test_train_reads_a_data_set_folder_and_its_first_pairs(corpus, tmp_path):
     assert metrics["training_pairs"] == 25
     assert metrics["scores"]["test"]["num_sentences"] == 20
     assert "40 pairs read" in result.stderr
+
+
+def test_train_averages_keeps_a_moving_average_and_leaves_out_merges(corpus, tmp_path):
+    folder = tmp_path / "model"
+    result = run(
+        "train.py",
+        *("--train_file", corpus / "train.en", corpus / "train.de", "--vocab_size", 400, "--output_dir", folder),
+        *("--save_steps", 2, "--average_last", 2, "--ema_decay", 0.5, "--bpe_dropout", 0.1, "--max_source_length", 60),
+        *TINY.split(),
+        *SHORT.split(),
+    )
+    assert "The model is the average of checkpoint-4, checkpoint-6." in result.stderr
+    files = [load_file(folder / name / "model.safetensors") for name in ("checkpoint-4", "checkpoint-6", ".")]
+    for name, tensor in files[2].items():
+        np.testing.assert_allclose(tensor, (files[0][name] + files[1][name]) / 2, rtol=1e-5, atol=1e-6)
+    assert {path.name for path in (folder / "ema").iterdir()} >= {"model.safetensors", "tokenizer.json"}
+    assert (folder / "curves.png").is_file()
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["step"] == 6
+    assert not list(folder.glob(".*"))
+    averaged = run("average_checkpoints.py", "--run", folder, "--last", 2, "--output_dir", tmp_path / "average").stdout
+    assert averaged == f"average of checkpoint-4, checkpoint-6, saved in {tmp_path / 'average'}\n"
+    again = load_file(tmp_path / "average" / "model.safetensors")
+    assert all(np.array_equal(tensor, again[name]) for name, tensor in files[2].items())
+
+
+def test_train_streams_a_data_set_in_batches_of_tokens(corpus, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    sides = [(corpus / f"train.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de")]
+    rows = [json.dumps({"translation": {"en": en, "de": de}}) + "\n" for en, de in zip(*sides, strict=True)]
+    (data / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+    folder = tmp_path / "model"
+    run(
+        "train.py",
+        *("--dataset_name", data, "--streaming", "true", "--source_lang", "en", "--target_lang", "de"),
+        *("--vocab_size", 400, "--output_dir", folder, "--logging_steps", 2),
+        *TINY.split(),
+        *SHORT.split(),
+    )
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in history if "loss" in entry] == [2, 4, 6]
+    assert all(entry["padding_percent"] < 25 for entry in history if "loss" in entry)  # of 300 pairs in all
+    assert json.loads((folder / "metrics.json").read_text())["training_pairs"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", "one of the two"),
+        ("--run {tmp} --checkpoints a b", "one of the two"),
+        ("--run {tmp}", "--last or --best"),
+        ("--run {tmp} --last 1 --best 1", "--last or --best"),
+        ("--checkpoints a b --last 2", "leave them out"),
+        ("--run {tmp} --last 3", "has 0"),
+        ("--checkpoints {tmp}", "no config.json"),
+    ],
+)
+def test_average_checkpoints_refuses(arguments, expected, tmp_path, monkeypatch, capsys):
+    words = [*arguments.format(tmp=tmp_path).split(), "--output_dir", tmp_path / "new"]
+    assert expected in refused(load("average_checkpoints"), words, monkeypatch, capsys)
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_first_pairs_of_the_grammar(monkeypatch):
@@ -310,6 +375,23 @@ CASES = {
         "--train_file {corpus}/train.en {corpus}/train.de --vocab_size 400 --eval_strategy steps --eval_steps 3",
         "--validation_file",
     ),
+    "average without checkpoints": ("--average_last 5 --save_strategy no", "needs so many checkpoints"),
+    "average of more than are kept": ("--average_last 5 --save_total_limit 3", "--save_total_limit 5"),
+    "average of more than are written": ("--average_last 5 --max_steps 20 --save_steps 10", "leave 2 checkpoints"),
+    "average and best": (
+        "--average_last 2 --load_best_model_at_end true --eval_strategy steps --metric_for_best_model loss",
+        "choose one",
+    ),
+    "average of none": ("--average_last 0", "at least one"),
+    "moving average": ("--ema_decay 1", "got 1"),
+    "BPE-dropout by epochs": ("--bpe_dropout 0.1 --num_train_epochs 2", "--max_steps"),
+    "BPE-dropout and truncation": ("--bpe_dropout 0.1 --max_steps 9 --over_length truncate", "--over_length drop"),
+    "BPE-dropout out of range": ("--bpe_dropout 1.1 --max_steps 9 --max_train_pairs 400", "1.1"),
+    "a licence in words": ("--license Apache_2.0", "did you mean apache-2.0"),
+    "resuming from nothing": (
+        "--resume_from_checkpoint true --train_file {corpus}/train.en {corpus}/train.de --vocab_size 400",
+        "there is no checkpoint",
+    ),
     "vocabulary too small": ("--train_file {corpus}/train.en {corpus}/train.de --vocab_size 100", "100"),
 }
 
@@ -374,9 +456,22 @@ def test_a_flag_wins_over_the_recipe(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("recipe", sorted((SCRIPTS / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_recipes_hold_known_flags_and_values(recipe, tmp_path, monkeypatch, capsys):
-    # A recipe that parses is stopped only by the file that is not there.
-    words = [recipe, "--output_dir", tmp_path / "new", "--train_file", "nowhere.tsv"]
-    assert "nowhere.tsv" in refused(load("train"), words, monkeypatch, capsys)
+    # A recipe that parses is stopped only by the text that is not there.
+    source = ("--dataset_name", "nowhere") if "dataset_name" in recipe.read_text() else ("--train_file", "nowhere.tsv")
+    words = [recipe, "--output_dir", tmp_path / "new", "--use_cpu", *source]
+    assert "nowhere" in refused(load("train"), words, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    "config", sorted((SCRIPTS / "recipes" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_accelerate_reads_its_configurations(config):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    found = load_config_from_file(str(config))
+    assert str(found.distributed_type).rpartition(".")[2] in ("MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
+    wrapped = (getattr(found, "fsdp_config", None) or {}).get("fsdp_transformer_layer_cls_to_wrap", "")
+    assert all(hasattr(modeling_vanilla_transformer, name) for name in filter(None, wrapped.split(",")))
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import logging
 import math
 import os
 import random
@@ -37,8 +36,10 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.batching import TokenBudgetBatchSampler, sequence_lengths
+from vanilla_transformer.dataloading import token_budget_dataloader
 from vanilla_transformer.metrics import build_compute_metrics
-from vanilla_transformer.trainer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from vanilla_transformer.trainer import VanillaTransformerTrainer
+from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
 
 VOCABULARY = 23
 
@@ -213,7 +214,7 @@ def test_bf16_follows_the_processor(tmp_path, monkeypatch, capabilities, expecte
 
 
 def test_bf16_on_a_machine_without_accelerator_needs_no_further_argument(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("vanilla_transformer.trainer._has_accelerator", lambda: False)
+    monkeypatch.setattr("vanilla_transformer.training_arguments._has_accelerator", lambda: False)
     args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), bf16=True)
     assert (args.bf16, args.use_cpu, args.device.type) == (True, True, "cpu")
 
@@ -264,6 +265,27 @@ def test_batches_stay_within_the_budget_and_cover_the_data(tmp_path) -> None:
         rows = [str([token for token in row if token != 0]) for batch in half for row in batch]
         assert sorted(rows) == expected
     assert trainer.seen[: len(loader)] != trainer.seen[len(loader) :]
+
+
+def test_the_stock_trainer_gets_such_batches_by_one_line(tmp_path) -> None:
+    seen = []
+
+    class StockTrainer(Seq2SeqTrainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            seen.append(inputs["input_ids"].tolist())
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    args = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), num_train_epochs=2, use_cpu=True, report_to="none", disable_tqdm=True,
+        save_strategy="no",
+    )  # fmt: skip
+    collate = DataCollatorForSeq2Seq(make_tokenizer())
+    trainer = StockTrainer(make_model(), args, data_collator=collate, train_dataset=make_dataset(60))
+    trainer.get_train_dataloader = lambda: token_budget_dataloader(trainer, 100)
+    trainer.train()
+    ours = make_trainer(tmp_path, RecordingTrainer, num_train_epochs=2)
+    ours.train()
+    assert seen == ours.seen
 
 
 def test_workers_and_seed_are_honoured(tmp_path) -> None:
@@ -537,13 +559,8 @@ def test_early_stopping_returns_to_the_best_bleu(tmp_path) -> None:
 # ---------------------------------------------------------------------------------------------- what does not fit
 
 
-def test_streams_are_batched_in_sentences_and_say_so(tmp_path, caplog) -> None:
+def test_streams_are_batched_in_sentences_on_request(tmp_path) -> None:
     stream = make_dataset(40).to_iterable_dataset()
-    with pytest.raises(ValueError, match="max_tokens_per_batch=0 instead of 100"):
-        make_trainer(tmp_path, train_dataset=stream, max_steps=2)
-    with caplog.at_level(logging.WARNING, "vanilla_transformer"):
-        make_trainer(tmp_path, train_dataset=stream, max_steps=2, max_tokens_per_batch=25_000)
-    assert "default max_tokens_per_batch is not applied" in caplog.text
     trainer = make_trainer(
         tmp_path, RecordingTrainer, train_dataset=stream, max_steps=2, max_tokens_per_batch=0,
         per_device_train_batch_size=5,
@@ -562,6 +579,13 @@ def test_a_rate_set_later_is_not_ignored_either(tmp_path) -> None:
 def test_what_does_not_fit_is_named(tmp_path) -> None:
     with pytest.raises(ValueError, match="per_device_train_batch_size=16 has no effect"):
         make_trainer(tmp_path, per_device_train_batch_size=16)
+    stream = make_dataset(3).to_iterable_dataset()
+    with pytest.raises(ValueError, match="a stream is read by one worker"):
+        make_trainer(tmp_path, train_dataset=stream, dataloader_num_workers=2)
+    with pytest.raises(ValueError, match="set max_steps in place of num_train_epochs"):
+        make_trainer(tmp_path, train_dataset=stream, num_train_epochs=2)
+    with pytest.raises(ValueError, match='save_strategy="epoch"'):
+        make_trainer(tmp_path, train_dataset=stream, save_strategy="epoch")
     with pytest.raises(ValueError, match="processing_class"):
         VanillaTransformerTrainer(make_model(), make_arguments(tmp_path), train_dataset=make_dataset(3))
     with pytest.raises(TypeError, match="VanillaTransformerTrainingArguments, got Seq2SeqTrainingArguments"):

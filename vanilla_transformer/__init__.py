@@ -18,21 +18,34 @@ from .modeling_vanilla_transformer import (
 from .registration import register
 
 if TYPE_CHECKING:
+    from .averaging import ExponentialMovingAverageCallback, average_checkpoints
     from .batching import TokenBudgetBatchSampler
+    from .checkpointing import CompleteCheckpointCallback
     from .corpus import encode_pairs, load_parallel_dataset, load_parallel_files
+    from .dataloading import token_budget_dataloader
     from .metrics import TranslationScore, build_compute_metrics
+    from .monitoring import RunHistoryCallback, TroubleWarningCallback
     from .optimization import get_noam_schedule
+    from .streaming import BpeDropoutPairs, TokenBudgetStream
     from .tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
-    from .trainer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+    from .trainer import VanillaTransformerTrainer
+    from .training_arguments import VanillaTransformerTrainingArguments
     from .translation import translate_sentences
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "BpeDropoutPairs": "streaming",
+    "CompleteCheckpointCallback": "checkpointing",
+    "ExponentialMovingAverageCallback": "averaging",
+    "RunHistoryCallback": "monitoring",
     "TokenBudgetBatchSampler": "batching",
+    "TokenBudgetStream": "streaming",
     "TranslationScore": "metrics",
+    "TroubleWarningCallback": "monitoring",
     "VanillaTransformerTrainer": "trainer",
-    "VanillaTransformerTrainingArguments": "trainer",
+    "VanillaTransformerTrainingArguments": "training_arguments",
+    "average_checkpoints": "averaging",
     "build_compute_metrics": "metrics",
     "encode_pairs": "corpus",
     "get_noam_schedule": "optimization",
@@ -40,19 +53,27 @@ _LAZY = {
     "load_parallel_dataset": "corpus",
     "load_parallel_files": "corpus",
     "save_tokenizer": "tokenizer_training",
+    "token_budget_dataloader": "dataloading",
     "train_tokenizer": "tokenizer_training",
     "translate_sentences": "translation",
 }
 
 __all__ = [
+    "BpeDropoutPairs",
+    "CompleteCheckpointCallback",
+    "ExponentialMovingAverageCallback",
+    "RunHistoryCallback",
     "TokenBudgetBatchSampler",
+    "TokenBudgetStream",
     "TranslationScore",
+    "TroubleWarningCallback",
     "VanillaTransformerConfig",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "VanillaTransformerPreTrainedModel",
     "VanillaTransformerTrainer",
     "VanillaTransformerTrainingArguments",
+    "average_checkpoints",
     "build_compute_metrics",
     "encode_pairs",
     "get_noam_schedule",
@@ -61,6 +82,7 @@ __all__ = [
     "load_parallel_files",
     "register",
     "save_tokenizer",
+    "token_budget_dataloader",
     "train_tokenizer",
     "translate_sentences",
 ]

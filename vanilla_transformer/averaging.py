@@ -27,7 +27,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 # What a checkpoint holds of the run rather than of the model.
 _RUN_FILES = re.compile(
-    r"optimizer.*|scheduler.*|scaler.*|rng_state.*|trainer_state\.json|training_args\.bin|global_step.*|README\.md"
+    r"optimizer.*|scheduler.*|scaler.*|rng_state.*|global_step.*|trainer_state\.json|training_args\.bin"
+    r"|README\.md|model_card\.json|metrics\.json|complete\.json"
 )
 _LOWER_IS_BETTER = ("loss", "perplexity", "ter")
 
