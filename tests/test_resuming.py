@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file
 from test_trainer import RecordingTrainer, make_dataset, make_trainer
 from transformers import TrainerCallback
@@ -51,7 +53,7 @@ class Killer(TrainerCallback):
         if where == "evaluation" and state.global_step == 14:
             kill()
 
-make_trainer(folder, callbacks=[Killer()], **OPTIONS, **evaluation_options()).train()
+make_trainer(folder, callbacks=[Killer()], **OPTIONS, **evaluation_options()).train(where == "resume" or None)
 """
 
 
@@ -85,6 +87,16 @@ def assert_same(first, second) -> None:
         assert first == second
 
 
+def launched(folder: Path, where: str, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run `KILLED` in one process, or under torchrun in several."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    script = folder.parent / f"{folder.name}.py"
+    script.write_text(KILLED, encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *(torchrun if processes > 1 else []), str(script), str(folder), where]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that nobody killed."""
@@ -95,10 +107,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(("where", "newest"), [("step", 12), ("save", 12), ("evaluation", 12)])
 def test_a_killed_run_ends_as_the_whole_one(tmp_path, whole, where, newest) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), where], env=environment, capture_output=True, text=True
-    )
+    tmp_path = tmp_path / "run"
+    done = launched(tmp_path, where, 1)
     assert done.returncode == -signal.SIGKILL, done.stderr
     if where == "save":
         assert (tmp_path / "checkpoint-16" / "model.safetensors").is_file()
@@ -114,6 +124,25 @@ def test_a_killed_run_ends_as_the_whole_one(tmp_path, whole, where, newest) -> N
     assert began == [newest]
     assert_same(final(tmp_path), final(whole))
     assert what_is_missing(tmp_path / f"checkpoint-{STEPS}") is None
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.1"),
+    reason="transformers 5.0 asks torch to load the optimizer of several CPU processes to 'cpu:0', which it refuses",
+)
+def test_a_killed_run_of_two_processes_ends_as_the_whole_one(tmp_path) -> None:
+    assert launched(tmp_path / "whole", "nowhere", 2).returncode == 0
+    done = launched(tmp_path / "killed", "save", 2)
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr
+    assert what_is_missing(tmp_path / "killed" / "checkpoint-16")
+    resumed = launched(tmp_path / "killed", "resume", 2)
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert "checkpoint-16: it has no complete.json" in resumed.stderr
+    last = [tmp_path / name / f"checkpoint-{STEPS}" for name in ("killed", "whole")]
+    assert_same(load_file(last[0] / "model.safetensors"), load_file(last[1] / "model.safetensors"))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        assert_same(*(torch.load(folder / name, weights_only=False) for folder in last))
 
 
 def test_a_stream_resumes_where_it_was(tmp_path) -> None:

@@ -628,12 +628,18 @@ def run_part(output: Path, processes: int) -> None:
         resumed = None
     # A number of batches that is odd for one process: none may be seen twice to make it even for two.
     odd = make_trainer(output / "straight", max_tokens_per_batch=140).get_train_dataloader()
+    stream = make_trainer(
+        output / "stream", RecordingTrainer, train_dataset=make_dataset(60).to_iterable_dataset(),
+        max_steps=24 // processes, save_strategy="steps", save_steps=7,
+    )  # fmt: skip
+    stream.train()
     rank = straight.args.process_index
     torch.save(
         {
             "weights": weights(straight.model),
             "resumed": None if resumed is None else weights(resumed.model),
             "seen": straight.seen,
+            "stream": stream.seen,
             "metrics": {key: metrics[key] for key in ("eval_loss", "loss_alone", "eval_bleu", "eval_gen_len")},
             "predictions": predictions,
             "odd": [[token for token in row if token] for batch in odd for row in batch["input_ids"].tolist()],
@@ -642,13 +648,14 @@ def run_part(output: Path, processes: int) -> None:
     )
 
 
-@pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one(tmp_path) -> None:
-    """torchrun with two gloo processes against one process that accumulates two batches."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    """`accelerate launch` with two gloo processes against one process that accumulates two batches."""
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     for name, command in (
         ("one", [sys.executable, __file__]),
-        ("two", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]),
+        ("two", [*launch, str(root / "scripts" / "recipes" / "accelerate" / "ddp_cpu.yaml"), __file__]),
     ):
         (tmp_path / name).mkdir()
         done = subprocess.run(
@@ -665,6 +672,12 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path) -> None:
         np.testing.assert_array_equal(rank["predictions"], one["predictions"])
     taken = [batch for pair in zip(ranks[0]["seen"], ranks[1]["seen"], strict=True) for batch in pair]
     assert taken == one["seen"]
+    # From a stream, too, each process has batches of its own, and together they have every pair once a pass.
+    batches = [batch for pair in zip(ranks[0]["stream"], ranks[1]["stream"], strict=True) for batch in pair]
+    rows = [[token for token in row if token] for batch in batches for row in batch]
+    assert len(rows) >= 120
+    for start in (0, 60):
+        assert sorted(rows[start : start + 60]) == sorted(make_dataset(60)["input_ids"])
     assert sorted([*ranks[0]["odd"], *ranks[1]["odd"]]) == sorted(make_dataset(60)["input_ids"])
 
 
