@@ -18,6 +18,7 @@ ALLOWED = {
     "loss_vanilla_transformer": set(),
     "pipeline_vanilla_transformer": set(),
     "attention_vanilla_transformer": {"configuration_vanilla_transformer"},
+    "pretrained_vanilla_transformer": {"configuration_vanilla_transformer"},
     "modeling_vanilla_transformer": SHIPPED - {"modeling_vanilla_transformer"},
     "registration": SHIPPED,
     "corpus_formats": set(),

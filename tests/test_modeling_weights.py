@@ -309,6 +309,44 @@ def test_resizing_separate_vocabularies_side_by_side(make_model, tmp_path, shari
     check_that_it_still_works(model, tmp_path, 20, 30)
 
 
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("mean_resizing", [True, False])
+def test_new_rows_are_the_mean_of_the_old_or_drawn_as_fresh_ones(make_model, sharing, mean_resizing):
+    model = make_model(**SHARING[sharing])
+    tables = {id(p): p for name, p in model.named_parameters() if "embed_tokens" in name or "shared" in name}
+    with torch.no_grad():
+        for number, weight in enumerate([*tables.values(), model.lm_head.weight]):
+            weight.add_(number + 1.0)  # means that no fresh matrix has
+    old = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.resize_token_embeddings(450, mean_resizing=mean_resizing)
+    if "separate" in sharing:
+        model.resize_decoder_token_embeddings(437, mean_resizing=mean_resizing)
+    grown = {name: weight for name, weight in model.state_dict().items() if len(weight) > len(old[name])}
+    assert len(grown) == (3 if "separate" in sharing else 4)
+    for name, weight in grown.items():
+        new = weight[len(old[name]) :]
+        assert len(new) == 400
+        if mean_resizing:
+            # Hewitt (2021): the old rows' mean; the library draws with 1e-9 times their covariance.
+            assert_close(new, old[name].mean(0).expand_as(new), rtol=0, atol=1e-3)
+        else:  # embeddings d_model^-0.5, a projection of its own Xavier's sqrt(2 / (rows + columns))
+            std = (2 / (len(weight) + 16)) ** 0.5 if name == "lm_head.weight" and "untied" in sharing else 16**-0.5
+            assert new.mean().item() == pytest.approx(0.0, abs=0.02)  # 6,400 draws, standard error 0.003
+            assert new.std().item() == pytest.approx(std, rel=0.05)
+
+
+def test_resizing_to_a_multiple_alone(make_model):
+    model = make_model()
+    model.resize_token_embeddings(pad_to_multiple_of=16)
+    assert model.config.vocab_size == model.lm_head.out_features == len(model.lm_head.weight) == 64
+    model = make_model(**SEPARATE)
+    model.resize_token_embeddings(pad_to_multiple_of=16)
+    model.resize_decoder_token_embeddings(pad_to_multiple_of=8)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (64, 40)
+    assert len(model.model.encoder.embed_tokens.weight) == 64
+    assert len(model.lm_head.weight) == 40
+
+
 def test_resizing_the_model_without_head(make_config, tmp_path):
     model = VanillaTransformerModel(make_config())
     model.resize_token_embeddings(60)

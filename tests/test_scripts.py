@@ -82,6 +82,7 @@ def test_train_writes_a_whole_checkpoint(trained):
         "modeling_vanilla_transformer.py",
         "configuration_vanilla_transformer.py",
         "attention_vanilla_transformer.py",
+        "pretrained_vanilla_transformer.py",
         "loss_vanilla_transformer.py",
         "generation_vanilla_transformer.py",
         "pipeline_vanilla_transformer.py",

@@ -10,11 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerModel,
-    VanillaTransformerPreTrainedModel,
-)
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .registration import register
 
 if TYPE_CHECKING:

@@ -231,7 +231,8 @@ class VanillaTransformerAttention(nn.Module):
         return self.out_proj(output), weights
 
     def _split_heads(self, states: Tensor, width: int) -> Tensor:
-        return states.unflatten(-1, (self.num_heads, width)).transpose(1, 2)
+        # As many heads as came: under tensor parallelism a process has its share of them.
+        return states.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, cache: EncoderDecoderCache | None

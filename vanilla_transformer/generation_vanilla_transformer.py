@@ -43,6 +43,8 @@ class PaperGenerationMixin(GenerationMixin):
 
     config: Any
     generation_config: GenerationConfig
+    # The settings at the last `generate()`, and which of the library's fields they left open.
+    _open_settings: tuple[GenerationConfig, frozenset[str]] | None = None
 
     @torch.no_grad()
     def generate(
@@ -71,6 +73,9 @@ class PaperGenerationMixin(GenerationMixin):
         Raises:
             ValueError: `max_length_offset` is not an integer of at least 0.
         """
+        self._forget_library_defaults()
+        if "num_beams" in kwargs and kwargs["num_beams"] is None:  # not given, as for the library's Seq2SeqTrainer
+            del kwargs["num_beams"]
         configs = [config for config in (generation_config, self.generation_config) if config is not None]
         sources = [kwargs, *map(vars, configs)]
         offset = length_offset(sources)
@@ -93,6 +98,29 @@ class PaperGenerationMixin(GenerationMixin):
         kwargs.pop("max_length_offset", None)
         output = super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         return pad_behind_end(output, prompt_length, caps, eos, pad)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Save as the library does; its defaults that `Seq2SeqTrainer` wrote into the settings stay out."""
+        self._forget_library_defaults()
+        return super().save_pretrained(*args, **kwargs)
+
+    def _forget_library_defaults(self) -> None:
+        """Undo what `Seq2SeqTrainer` did to `generation_config`, and note which of its fields are open now.
+
+        After each batch that it decodes, the library's trainer (5.0 to 5.24) fills every open field of the model's own
+        settings with the library's default, `max_length` 20 among them: what follows would be cut at 20 tokens, and
+        the next checkpoint of a training would say so to everybody.
+        """
+        settings = self.generation_config
+        # The trainer calls the same method; it is the library's own, not public (5.0 to 5.24).
+        defaults = {k: v for k, v in settings._get_default_generation_params().items() if v is not None}
+        still_open = frozenset(name for name in defaults if getattr(settings, name, None) is None)
+        if not still_open and self._open_settings is not None and self._open_settings[0] is settings:
+            # All filled, which nobody does by hand.
+            still_open = frozenset(k for k in self._open_settings[1] if getattr(settings, k) == defaults[k])
+            for name in still_open:
+                setattr(settings, name, None)
+        self._open_settings = settings, still_open
 
     def _caps(self, inputs: Tensor | None, kwargs: dict[str, Any], offset: int, prompt_length: int) -> Tensor:
         """Return how many tokens each source sentence may get [B]."""

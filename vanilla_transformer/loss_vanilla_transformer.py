@@ -130,7 +130,8 @@ def label_smoothed_loss(
     """Return the label-smoothed cross-entropy of `lm_head(hidden_states) + bias`, without ever holding all logits.
 
     Equal to `F.cross_entropy(logits, labels, label_smoothing=ε)` to float32 rounding, in value and gradients. A
-    `lm_head` that is not a plain local `nn.Linear` is called, and `F.cross_entropy` does the rest.
+    `lm_head` that is not a plain local `nn.Linear` is called, and `F.cross_entropy` does the rest. So it is under
+    `torch.compile`, which would unroll the loop over chunks and so compile anew for each number of tokens.
 
     Args:
         hidden_states: The decoder's output, [B, T, D].
@@ -147,7 +148,7 @@ def label_smoothed_loss(
     """
     labels = labels.reshape(-1).to(hidden_states.device)
     hidden_states = hidden_states.reshape(labels.shape[0], -1)
-    if is_plain_linear(lm_head):
+    if is_plain_linear(lm_head) and not torch.compiler.is_compiling():
         projection: Any = lm_head
         if projection.bias is not None:
             bias = projection.bias if bias is None else bias + projection.bias

@@ -7,11 +7,10 @@ K d_k, F d_ff, V vocabulary. In every attention mask 1 or True means: attend.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -35,6 +34,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
 from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
+from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel, tensor_parallel_plan
 
 logger = logging.get_logger(__name__)
 
@@ -126,67 +126,10 @@ class VanillaTransformerDecoderLayer(_TransformerLayer):
 # ---------------------------------------------------------------------------------------- models
 
 
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Initialisation, and what the library needs to know of all classes here."""
-
-    config_class = VanillaTransformerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-    _no_split_modules = ("VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer")
-
-    def __init__(self, config: VanillaTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        config.check()  # again: fields may have changed since, also by `from_pretrained(folder, d_model=...)`
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Xavier-uniform weights, zero biases, embeddings normal with std d_model^-0.5, as tensor2tensor."""
-        # The functions of `nn.init` are guarded while a checkpoint loads: weights that came from it stay untouched.
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, VanillaTransformerForConditionalGeneration) and module.final_logits_bias is not None:
-            nn.init.zeros_(module.final_logits_bias)
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return which parameter is tied to which.
-
-        The library's own version ties nothing when `tie_word_embeddings` is False; whether source and target share
-        their embeddings is a choice of its own here (`share_encoder_decoder_embeddings`).
-        """
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys or {})
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Resize as the library does, unless the padding or start token would be outside the new vocabulary."""
-        shared = self.config.share_encoder_decoder_embeddings
-        self.config.check_token_ids(new_num_tokens, new_num_tokens if shared else None)
-        embeddings: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.config.vocab_size = embeddings.num_embeddings
-        return embeddings
-
-    @property
-    def dummy_inputs(self) -> dict[str, Tensor]:
-        """Two short sentences, for tools that trace the model."""
-        input_ids = torch.tensor([[3, 4, 5, 1], [3, 4, 1, 0]], device=self.device)
-        return {"input_ids": input_ids, "attention_mask": input_ids.ne(0), "decoder_input_ids": input_ids}
-
-
 class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
     """N encoder layers over embeddings and positions."""
+
+    _tp_plan: ClassVar[dict[str, str]] = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -243,6 +186,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
     """N decoder layers over embeddings and positions, attending to the encoder's output."""
+
+    _tp_plan: ClassVar[dict[str, str]] = tensor_parallel_plan("self_attn", "encoder_attn")
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -334,6 +279,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without the output projection (Figure 1 up to the last linear layer)."""
 
+    _tp_plan: ClassVar[dict[str, str]] = {"shared": "embedding_rowwise"}
+
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
@@ -341,6 +288,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.encoder = VanillaTransformerEncoder(config)
         self.decoder = VanillaTransformerDecoder(config)
         self.post_init()
+        if not config.share_encoder_decoder_embeddings:
+            self._tp_plan.pop("shared", None)  # `post_init` made this model's own copy of the plan
 
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:
@@ -436,7 +385,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         return shift_tokens_right(input_ids, self.config.pad_token_id, self.config.decoder_start_token_id)
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, PaperGenerationMixin):
+class VanillaTransformerForConditionalGeneration(PaperGenerationMixin, VanillaTransformerPreTrainedModel):
     """The whole Transformer: logits = decoder output · Eᵀ (section 3.4), the loss, and `generate()`.
 
     `generate()` decodes as the paper does by default: beam 4, and at most source length + 50 tokens for each sentence
@@ -451,6 +400,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     """
 
     final_logits_bias: nn.Parameter | None
+    _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -514,6 +464,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.tie_weights()
         self._finish_resizing()
         return decoder.embed_tokens
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as the library does; config.json says that the output projection is tied if it is.
+
+        PEFT (seen in 0.21), after merging adapters, takes a projection tied to target embeddings of their own for
+        untied, and writes that into the config: loading would then find no weights for it.
+        """
+        weights = [getattr(module, "weight", None) for module in (self.lm_head, self.model.decoder.embed_tokens)]
+        if weights[0] is not None and weights[0] is weights[1]:
+            self.config.tie_word_embeddings = True
+        super().save_pretrained(*args, **kwargs)
 
     def _finish_resizing(self) -> None:
         self.lm_head.out_features = self.config.decoder_vocab_size  # 5.0 forgets it where the weight is tied
