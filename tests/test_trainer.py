@@ -322,19 +322,28 @@ def test_resumes_bit_exact_in_the_middle_of_an_epoch_and_at_the_end(tmp_path, st
     assert torch.equal(weights(second.model), weights(straight.model))
 
 
-def test_accumulation_of_two_equals_one_large_batch(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({}, 1e-6),
+        ({"max_grad_norm": 0.1}, 1e-6),
+        ({"weight_decay": 0.1}, 1e-6),
+        ({"bf16": True}, 2e-3),  # of weights that moved by three steps of 3e-3 or less, rounded to eight bits
+    ],
+    ids=["plain", "clipped", "decayed", "bf16"],
+)
+def test_accumulation_of_two_equals_one_large_batch(tmp_path, options, tolerance) -> None:
     dataset = make_dataset(16, seed=3)
-    one = make_trainer(
-        tmp_path, model=make_model(0.0), train_dataset=dataset, max_tokens_per_batch=0,
-        per_device_train_batch_size=16, max_steps=3,
-    )  # fmt: skip
-    two = make_trainer(
-        tmp_path, model=make_model(0.0), train_dataset=dataset, max_tokens_per_batch=0,
-        per_device_train_batch_size=8, gradient_accumulation_steps=2, max_steps=3,
-    )  # fmt: skip
-    one.train()
-    two.train()
-    torch.testing.assert_close(weights(one.model), weights(two.model), rtol=0, atol=1e-6)
+    trained = []
+    for batch, steps in ((16, 1), (8, 2)):
+        trainer = make_trainer(
+            tmp_path, model=make_model(0.0), train_dataset=dataset, max_tokens_per_batch=0, max_steps=3,
+            per_device_train_batch_size=batch, gradient_accumulation_steps=steps, **options,
+        )  # fmt: skip
+        trainer.train()
+        trained.append(weights(trainer.model))
+    torch.testing.assert_close(*trained, rtol=0, atol=tolerance)
+    assert (trained[0] - weights(make_model(0.0))).abs().max() > 100 * tolerance or options.get("bf16")
 
 
 def test_accumulated_gradients_are_those_of_all_tokens_together(tmp_path) -> None:

@@ -76,6 +76,26 @@ def test_samples_of_each_evaluation_are_logged_with_source_and_reference(tmp_pat
     assert len(read_history(tmp_path / "history.jsonl")) == 3
 
 
+def test_tensorboard_has_the_curves_and_the_samples(tmp_path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer(
+        tmp_path, max_steps=2, report_to="tensorboard", eval_strategy="steps", eval_steps=2,
+        eval_dataset=make_dataset(4), compute_metrics=build_compute_metrics(make_tokenizer()), generation_num_beams=1,
+        generation_max_length=5,
+    )  # fmt: skip
+    trainer.train()
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents*")}
+    events = EventAccumulator(str(folder)).Reload()
+    tags = events.Tags()
+    curves = ("train/loss", "train/grad_norm", "train/learning_rate", "train/target_tokens_per_second", "eval/bleu")
+    assert {*curves, "train/padding_percent", "eval/perplexity", "eval/unended_percent"} <= set(tags["scalars"])
+    logged = [entry for entry in trainer.state.log_history if "eval_samples" in entry]
+    (name,) = [tag for tag in tags["tensors"] if "samples" in tag]
+    (text,) = events.Tensors(name)
+    assert text.tensor_proto.string_val[0].decode() == logged[0]["eval_samples"]
+
+
 class Scripted(VanillaTransformerTrainer):
     """Whose model says what the test wants."""
 
