@@ -38,6 +38,7 @@ CHECKPOINT = {
     "loss_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
+    "pretrained_vanilla_transformer.py",
 }
 
 

@@ -291,6 +291,8 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
         if not wanted or is_stream(dataset) or output.label_ids is None or len(ids) != len(output.label_ids):
             return []
         count = min(self.args.eval_samples, len(ids))
+        if count < 1:
+            return []
         column = getattr(self.model, "main_input_name", "input_ids")
         sources = [dataset[index][column] for index in range(count)]
         rows = [
