@@ -80,7 +80,7 @@ def test_tensorboard_has_the_curves_and_the_samples(tmp_path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trainer = make_trainer(
-        tmp_path, max_steps=2, report_to="tensorboard", eval_strategy="steps", eval_steps=2,
+        tmp_path, max_steps=2, report_to="tensorboard", max_grad_norm=10.0, eval_strategy="steps", eval_steps=2,
         eval_dataset=make_dataset(4), compute_metrics=build_compute_metrics(make_tokenizer()), generation_num_beams=1,
         generation_max_length=5,
     )  # fmt: skip
