@@ -284,7 +284,9 @@ def test_the_trainer_knows_its_run(trained, tokenizer):
     assert "started from" not in rows
     assert found.parameters == trained.model.config.num_trainable_parameters()
     assert "1+1 layers, d_model 16" in found.architecture
-    assert found.decoding == "beam 4, at most source length + 50 tokens a sentence"
+    assert found.decoding == (
+        "beam 4, ranked as by Wu et al. 2016 with α = 0.6, at most source length + 50 tokens a sentence"
+    )
     assert found.example_source == SENTENCES[0]
     assert found.languages == ()
 

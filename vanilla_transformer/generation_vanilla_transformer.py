@@ -1,22 +1,51 @@
-"""Decoding as the paper does it (section 6.1): beam 4, and at most source length + 50 tokens for each sentence.
+"""Decoding as the paper does it (section 6.1): beam 4, α 0.6, and at most source length + 50 tokens a sentence.
 
 The cap belongs to the sentence, not to the batch: a batch's longest sentence must not change what another one gets.
 `generate()` has one length for all rows, so the cap of each row is a stopping criterion, in every decoding mode.
+
+Beam search is our own, for the paper's ranking and for speed; it is reached by the library's `custom_generate`. What
+it does not do (see `UNSUPPORTED`) the library's beam search does, with the library's ranking; all other modes are the
+library's.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation import GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateBeamEncoderDecoderOutput,
+    GenerationMixin,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.utils import logging
+
+from .beam_search_vanilla_transformer import BeamSearch, BeamSearchOptions, Ranking
+
+logger = logging.get_logger(__name__)
 
 NUM_BEAMS = 4  # section 6.1
+GNMT_ALPHA = 0.6  # section 6.1
 MAX_LENGTH_OFFSET = 50  # section 6.1
+
+
+# Options of `generate()` that leave a beam search to the library's own, unless they have this value or None.
+UNSUPPORTED = {
+    **dict.fromkeys(("do_sample", "low_memory", "synced_gpus"), False),
+    **dict.fromkeys(("num_beam_groups", "guidance_scale"), 1),
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "constraints", "force_words_ids"), None),
+    **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens", "cache_implementation"), None),
+    **dict.fromkeys(("cache", "past_key_values", "decoder_inputs_embeds"), None),
+    "use_cache": True,
+}
 
 
 class SentenceLengthCriteria(StoppingCriteria):
@@ -55,23 +84,30 @@ class PaperGenerationMixin(GenerationMixin):
         stopping_criteria: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Translate; the library's `generate()` with the paper's length limit.
+        """Translate; the library's `generate()` with the paper's length limit and beam search.
 
         Without an explicit `max_length` or `max_new_tokens` each sentence gets at most its own source length, padding
         left out and end token counted, + `max_length_offset` new tokens, in every decoding mode.
+
+        With several beams hypotheses are ranked as in the paper, by log P(Y) / ((5 + |Y|) / 6)^`gnmt_alpha`, and a
+        sentence is done when no running hypothesis can reach what is to be returned. An explicit `length_penalty`, or
+        `gnmt_alpha=None`, selects the library's ranking and its `early_stopping`. Sampling with beams, beam groups,
+        constraints, a given cache and the other options in `UNSUPPORTED` go through the library's
+        beam search, whose ranking then holds (a warning says so, once).
 
         Args:
             inputs: Source tokens [B, S]; also as `input_ids`, `inputs_embeds` or `encoder_outputs`.
             generation_config: As in the library.
             logits_processor: As in the library.
             stopping_criteria: As in the library; the cap comes on top.
-            **kwargs: As in the library, and `max_length_offset`.
+            **kwargs: As in the library, `max_length_offset` and `gnmt_alpha`.
 
         Returns:
             Token ids [B · num_return_sequences, T], or the library's output object with `return_dict_in_generate`.
 
         Raises:
-            ValueError: `max_length_offset` is not an integer of at least 0.
+            ValueError: `max_length_offset` is not an integer of at least 0, `gnmt_alpha` is not a number of at least
+                0, or both it and `length_penalty` are given.
         """
         self._forget_library_defaults()
         if "num_beams" in kwargs and kwargs["num_beams"] is None:  # not given, as for the library's Seq2SeqTrainer
@@ -95,7 +131,18 @@ class PaperGenerationMixin(GenerationMixin):
             else:  # the library wants either a config or arguments
                 generation_config = copy.deepcopy(generation_config)
                 generation_config.max_new_tokens = longest
-        kwargs.pop("max_length_offset", None)
+        alpha = gnmt_alpha(sources)
+        for name in ("max_length_offset", "gnmt_alpha"):
+            kwargs.pop(name, None)
+        beams = setting("num_beams", sources) or 1
+        if beams > 1 and kwargs.get("custom_generate") is None:
+            if self._searches_itself(sources):
+                kwargs["custom_generate"] = functools.partial(beam_search, ranking_alpha=alpha)
+            elif alpha is not None:
+                logger.warning_once(
+                    "This call goes through the library's beam search, which ranks by length_penalty and not as the "
+                    "paper does (gnmt_alpha)."
+                )
         output = super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         return pad_behind_end(output, prompt_length, caps, eos, pad)
 
@@ -122,6 +169,15 @@ class PaperGenerationMixin(GenerationMixin):
                 setattr(settings, name, None)
         self._open_settings = settings, still_open
 
+    def _searches_itself(self, sources: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether our own search does what is asked for, on this model as it is placed and wrapped."""
+        asked = {name: setting(name, sources) for name in UNSUPPORTED}
+        if any(value is not None and not _is(value, UNSUPPORTED[name]) for name, value in asked.items()):
+            return False
+        placed = len(set((getattr(self, "hf_device_map", None) or {}).values())) > 1  # hooks move what it would need
+        sharded = any(hasattr(p, "ds_id") or hasattr(p.data, "device_mesh") for p in self.parameters())
+        return not (placed or sharded or self.training)
+
     def _caps(self, inputs: Tensor | None, kwargs: dict[str, Any], offset: int, prompt_length: int) -> Tensor:
         """Return how many tokens each source sentence may get [B]."""
         input_ids = kwargs.get("input_ids") if inputs is None else inputs
@@ -137,6 +193,7 @@ class PaperGenerationMixin(GenerationMixin):
 def set_generation_defaults(generation_config: GenerationConfig) -> None:
     """Set what the paper decodes with on the `generation_config` of a fresh model."""
     generation_config.num_beams = NUM_BEAMS
+    generation_config.gnmt_alpha = GNMT_ALPHA
     generation_config.max_length_offset = MAX_LENGTH_OFFSET
     # The library's own mark (5.0 to 5.24): while it is True, fields that are not its own are dropped in loading.
     generation_config._from_model_config = False
@@ -145,6 +202,34 @@ def set_generation_defaults(generation_config: GenerationConfig) -> None:
 def setting(name: str, sources: Sequence[Mapping[str, Any]]) -> Any:
     """Return the first value of `name` that is not None; `sources` come the most important first."""
     return next((source[name] for source in sources if source.get(name) is not None), None)
+
+
+def _is(value: Any, neutral: Any) -> bool:
+    """Return whether an option has its neutral value; other kinds of object than numbers never do."""
+    return isinstance(value, (bool, int, float)) and value == neutral
+
+
+def gnmt_alpha(sources: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the α in force, or None where an explicit `length_penalty` or `gnmt_alpha=None` rules.
+
+    Args:
+        sources: The arguments of `generate()`, then the fields of generation configs, the most important first.
+
+    Raises:
+        ValueError: α is not a number of at least 0, or both it and a `length_penalty` are given.
+    """
+    alpha: Any = GNMT_ALPHA  # a folder without generation_config.json has none
+    for place, source in enumerate(sources):
+        if source.get("length_penalty") is not None:
+            if place == 0 and source.get("gnmt_alpha") is not None:
+                raise ValueError("gnmt_alpha and length_penalty are two ways to rank hypotheses: give one of them.")
+            return None
+        if "gnmt_alpha" in source:
+            alpha = source["gnmt_alpha"]
+            break
+    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not alpha >= 0):
+        raise ValueError(f"gnmt_alpha={alpha!r} is not valid: it is a number of at least 0, or None.")
+    return alpha
 
 
 def length_offset(sources: Sequence[Mapping[str, Any]]) -> int | None:
@@ -224,3 +309,73 @@ def pad_behind_end(
         behind |= torch.arange(generated.shape[1], device=generated.device) >= rows[:, None]
     generated.masked_fill_(behind, pad_token_id)
     return output
+
+
+def beam_search(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    ranking_alpha: float | None = GNMT_ALPHA,
+    **model_kwargs: Any,
+) -> Any:
+    """Do the beam search of a call of `generate()`, which has prepared everything; a `custom_generate` callable.
+
+    Args:
+        model: The model.
+        input_ids: What the target begins with, each sentence's rows beside each other [B · K, T].
+        logits_processor: The library's list of processors.
+        stopping_criteria: The library's list of criteria.
+        generation_config: The settings in force.
+        ranking_alpha: The paper's α, or None for the library's ranking.
+        **model_kwargs: What the encoder gave, and its mask, each sentence K times.
+
+    Returns:
+        Token ids [B · R, T], or the library's output object with `return_dict_in_generate`.
+    """
+    beams, settings = generation_config.num_beams, generation_config
+    encoded, mask = model_kwargs["encoder_outputs"], model_kwargs.get("attention_mask")
+    prompt = input_ids[::beams]
+    caps = prompt.new_full((len(prompt),), settings.max_length - prompt.shape[1])
+    others = StoppingCriteriaList()
+    for criterion in stopping_criteria:
+        if isinstance(criterion, SentenceLengthCriteria):
+            caps = torch.minimum(caps, criterion.max_new_tokens.to(caps.device))
+        elif not isinstance(criterion, (EosTokenCriteria, MaxLengthCriteria)):
+            others.append(criterion)
+    ends = settings.eos_token_id
+    asks = bool(settings.return_dict_in_generate)
+    options = BeamSearchOptions(
+        num_beams=beams,
+        num_return_sequences=settings.num_return_sequences,
+        caps=caps,
+        eos_token_ids=None if ends is None else torch.as_tensor(ends, device=prompt.device).reshape(-1),
+        pad_token_id=settings.pad_token_id,
+        ranking=Ranking(ranking_alpha, settings.length_penalty, settings.early_stopping),
+        logits_processor=logits_processor or None,
+        stopping_criteria=others or None,
+        output_scores=asks and bool(settings.output_scores),
+        output_logits=asks and bool(settings.output_logits),
+        output_hidden_states=asks and bool(settings.output_hidden_states),
+        output_attentions=asks and bool(settings.output_attentions),
+    )
+    prompt_mask = model_kwargs.get("decoder_attention_mask")
+    masks = (None if given is None else given[::beams] for given in (mask, prompt_mask))
+    search = BeamSearch(model, encoded[0][::beams], next(masks), prompt, options, next(masks))
+    tokens, scores, origins = (result.flatten(0, 1) for result in search.run())
+    if not asks:
+        return tokens
+    steps = {} if search.record is None else {name: tuple(kept) or None for name, kept in search.record.steps.items()}
+    if not options.output_hidden_states:
+        steps.pop("decoder_hidden_states", None)
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=tokens,
+        sequences_scores=scores if options.output_scores else None,
+        scores=tuple(search.all_scores) or None,
+        logits=tuple(search.all_logits) or None,
+        beam_indices=origins if options.output_scores else None,
+        encoder_attentions=encoded.get("attentions") if options.output_attentions else None,
+        encoder_hidden_states=encoded.get("hidden_states") if options.output_hidden_states else None,
+        **steps,
+    )

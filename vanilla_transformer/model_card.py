@@ -150,6 +150,8 @@ def facts_of_configs(config: Any, generation_config: Any) -> dict[str, str]:
     beams = generation_config.num_beams or 1
     most = generation_config.max_new_tokens or generation_config.max_length
     offset = getattr(generation_config, "max_length_offset", None)
+    alpha = None if generation_config.length_penalty is not None else getattr(generation_config, "gnmt_alpha", None)
+    ranking = "" if beams == 1 or alpha is None else f", ranked as by Wu et al. 2016 with α = {alpha}"
     limit = f"at most {most} tokens a sentence" if most else f"at most source length + {offset} tokens a sentence"
     return {
         "architecture": (
@@ -157,7 +159,7 @@ def facts_of_configs(config: Any, generation_config: Any) -> dict[str, str]:
             f"{config.encoder_ffn_dim}, {config.encoder_attention_heads} heads, {config.norm_position}-norm, "
             f"{config.position_embedding_type} positions"
         ),
-        "decoding": f"{'greedy' if beams == 1 else f'beam {beams}'}, {limit}",
+        "decoding": f"{'greedy' if beams == 1 else f'beam {beams}'}{ranking}, {limit}",
     }
 
 

@@ -30,6 +30,7 @@ from .attention_vanilla_transformer import (
     make_positions,
     padding_attention_mask,
 )
+from .beam_search_vanilla_transformer import BeamSearch  # noqa: F401 - so that the file ships with a checkpoint
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
@@ -388,8 +389,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 class VanillaTransformerForConditionalGeneration(PaperGenerationMixin, VanillaTransformerPreTrainedModel):
     """The whole Transformer: logits = decoder output · Eᵀ (section 3.4), the loss, and `generate()`.
 
-    `generate()` decodes as the paper does by default: beam 4, and at most source length + 50 tokens for each sentence
-    (`generation_config.max_length_offset`), so that the other sentences of a batch never change a result. An explicit
+    `generate()` decodes as the paper does by default: beam 4, ranked with α = 0.6 (`generation_config.gnmt_alpha`),
+    and at most source length + 50 tokens for each sentence (`generation_config.max_length_offset`), so that the other
+    sentences of a batch never change a result. An explicit `length_penalty` selects the library's ranking, an explicit
     `max_length` or `max_new_tokens` takes the cap's place.
 
     Example:

@@ -1,0 +1,353 @@
+"""Our beam search against the library's, option by option, and against the paper's ranking written out in Python."""
+
+import itertools
+import logging
+import math
+
+import pytest
+import torch
+from tiny_models import SHARING, SOURCES, TINY, pad, randomise
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+
+import vanilla_transformer as vt
+from vanilla_transformer import generation_vanilla_transformer as generation
+
+KINDS = {
+    "post-norm": {},
+    "pre-norm, biases": {"norm_position": "pre", "attention_bias": True, "output_bias": True},
+    "learned positions": {"position_embedding_type": "learned", "max_position_embeddings": 70},
+    "other heads": {"d_k": 6, "d_v": 3},
+    **SHARING,
+}
+
+
+def make_model(std=0.4, **fields):
+    config = vt.VanillaTransformerConfig(**{**TINY, **fields})
+    return randomise(vt.VanillaTransformerForConditionalGeneration(config), std)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def sources():
+    ids, mask = pad([*SOURCES, [41, 3, 1], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1]])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(model, monkeypatch, **options):
+    """The outputs of our search and of the library's, with the library's ranking."""
+    options = {"length_penalty": 1.0, "max_new_tokens": 12, **options}
+    ours = model.generate(**sources(), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "_searches_itself", lambda self, sources: False)
+        theirs = model.generate(**sources(), **options)
+    return ours, theirs
+
+
+def dictionary(scores=True, **options):
+    return {"return_dict_in_generate": True, "output_scores": scores, **options}
+
+
+def assert_same(ours, theirs):
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- against the library's search
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_librarys_search_for_every_kind_of_model(kind, monkeypatch):
+    model = make_model(**KINDS[kind])
+    assert_same(*both(model, monkeypatch, num_beams=4, num_return_sequences=4, **dictionary()))
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_equals_the_librarys_three_rules_of_stopping(model, monkeypatch, early_stopping, length_penalty, num_beams):
+    options = {"early_stopping": early_stopping, "length_penalty": length_penalty, "num_beams": num_beams}
+    for eos in (1, [1, 7, 20]):  # with several end tokens more hypotheses end early
+        assert_same(
+            *both(model, monkeypatch, num_return_sequences=num_beams, eos_token_id=eos, **options, **dictionary())
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 6},
+        {"bad_words_ids": [[5], [9, 4]]},
+        {"forced_bos_token_id": 9},
+        {"forced_eos_token_id": 1},
+        {"encoder_repetition_penalty": 1.5},
+        {"prefix_allowed_tokens_fn": lambda batch, ids: [1, 3 + batch, 10, 11, 12, 13, 14]},
+        {"exponential_decay_length_penalty": (3, 1.5)},
+        {"renormalize_logits": True, "suppress_tokens": [4, 5, 6]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_equals_the_librarys_search_under_logits_processors(model, monkeypatch, options):
+    assert_same(*both(model, monkeypatch, num_beams=3, num_return_sequences=3, **options, **dictionary()))
+
+
+class EndsAtEven(StoppingCriteria):
+    """Stops a row at an even token above 30."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -1] % 2 == 0) & (input_ids[:, -1] > 30)
+
+
+def test_equals_the_librarys_search_under_further_stopping_criteria(model, monkeypatch):
+    options = {"num_beams": 3, "num_return_sequences": 3, "stopping_criteria": StoppingCriteriaList([EndsAtEven()])}
+    ours, theirs = both(model, monkeypatch, **options, **dictionary())
+    stopped = 0
+    for mine, its in zip(ours.sequences.tolist(), theirs.sequences.tolist(), strict=True):
+        # The library fills up with the end token, a padding id of 0 counting as none, so that it seems to have ended.
+        ends = [place for place, token in enumerate(mine) if token > 30 and token % 2 == 0]
+        stopped += len(ends)
+        its = its[: ends[0] + 1] + [0] * (len(its) - ends[0] - 1) if ends else its
+        assert mine == its
+    assert stopped
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+def test_prompts_are_continued_as_by_the_library(model, monkeypatch):
+    prompt = torch.tensor([[2, 9, 4, 7], [2, 5, 5, 6], [2, 12, 3, 3], [2, 8, 8, 4], [2, 10, 11, 12]])
+    assert_same(
+        *both(model, monkeypatch, num_beams=3, num_return_sequences=2, decoder_input_ids=prompt, **dictionary())
+    )
+    ours, _ = both(model, monkeypatch, num_beams=3, decoder_input_ids=prompt)
+    assert ours[:, :4].tolist() == prompt.tolist()
+
+
+def test_what_is_returned_of_each_step_is_what_the_library_returns(model, monkeypatch):
+    options = dictionary(output_attentions=True, output_hidden_states=True, output_logits=True)
+    for more in ({}, {"decoder_input_ids": torch.tensor([[2, 9, 4]] * 5)}):
+        ours, theirs = both(model, monkeypatch, num_beams=3, num_return_sequences=2, **more, **options)
+        assert_same(ours, theirs)
+        indices = theirs.beam_indices
+        torch.testing.assert_close(ours.beam_indices.long(), indices.long())
+        names = ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
+        for name in (*names, "encoder_attentions", "encoder_hidden_states"):
+            mine, its = getattr(ours, name), getattr(theirs, name)
+            assert len(mine) == len(its), name
+            for step, (a, b) in enumerate(zip(mine, its, strict=True)):
+                # Rows that no returned hypothesis came from may hold anything: done sentences go on in other ways.
+                rows = slice(None) if name.startswith("encoder") else indices[:, step][indices[:, step] >= 0].long()
+                for x, y in zip(*([t] if torch.is_tensor(t) else t for t in (a, b)), strict=True):
+                    assert x.shape == y.shape, name
+                    torch.testing.assert_close(
+                        x[rows], y[rows], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n} {m}"
+                    )
+        transition = [model.compute_transition_scores(o.sequences, o.scores, o.beam_indices) for o in (ours, theirs)]
+        torch.testing.assert_close(*transition, rtol=1e-4, atol=1e-5)
+
+
+def test_sentences_leave_the_batch_and_change_nothing(model, monkeypatch):
+    sizes = []
+    step = vt.modeling_vanilla_transformer.BeamSearch._logits
+
+    def counted(search, length):
+        sizes.append(len(search.rows))
+        return step(search, length)
+
+    monkeypatch.setattr(vt.modeling_vanilla_transformer.BeamSearch, "_logits", counted)
+    given = sources()
+    together = model.generate(**given, num_beams=4, eos_token_id=[1, 7, 20, 33], max_new_tokens=30)
+    assert sizes[0] == 5
+    assert sizes[-1] < 5
+    for row, (ids, mask) in zip(together, zip(*given.values(), strict=True), strict=True):
+        alone = model.generate(ids[None, mask.bool()], num_beams=4, eos_token_id=[1, 7, 20, 33], max_new_tokens=30)[0]
+        assert row[: len(alone)].tolist() == alone.tolist()
+        assert not row[len(alone) :].any()
+
+
+# ----------------------------------------------------------------------------------------------- the paper's ranking
+
+
+def reference(model, source, *, num_beams, alpha, cap, stop=False):
+    """Beam search in plain Python: no cache, no batch; score log P / ((5 + |Y|) / 6)^α, all of the `cap` tokens."""
+    encoded = model.get_encoder()(torch.tensor([source]))
+    running, finished = [((2,), 0.0)], []
+    for length in range(1, cap + 1):
+        candidates = []
+        for tokens, score in running:
+            with torch.no_grad():
+                logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
+            log_probabilities = logits.double().log_softmax(-1).tolist()
+            candidates += [((*tokens, token), score + p) for token, p in enumerate(log_probabilities)]
+        best = sorted(candidates, key=lambda c: -c[1])[: 2 * num_beams]
+        ends = [tokens[-1] == 1 or length == cap for tokens, _ in best]
+        divisor = ((5 + length) / 6) ** alpha
+        finished += [(t, s / divisor) for (t, s), end in list(zip(best, ends, strict=True))[:num_beams] if end]
+        finished = sorted(finished, key=lambda c: -c[1])[:num_beams]
+        running = [c for c, end in zip(best, ends, strict=True) if not end][:num_beams]
+        if not running:
+            break
+    return finished
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_the_papers_ranking_equals_the_formula_and_stops_without_losing_anything(model, alpha):
+    ids, mask = sources().values()
+    for count in (1, 3):
+        output = model.generate(
+            ids, attention_mask=mask, num_beams=3, num_return_sequences=count, gnmt_alpha=alpha, max_new_tokens=9,
+            **dictionary(),
+        )  # fmt: skip
+        rows = list(zip(output.sequences.tolist(), output.sequences_scores.tolist(), strict=True))
+        for number, (source, real) in enumerate(zip(ids, mask.bool(), strict=True)):
+            want = reference(model, source[real].tolist(), num_beams=3, alpha=alpha, cap=9)[:count]
+            for (tokens, score), (row, found) in zip(want, rows[number * count :], strict=False):
+                assert tuple(row[: len(tokens)]) == tokens
+                assert not any(row[len(tokens) :])
+                assert found == pytest.approx(score, abs=1e-4)
+
+
+def test_it_stops_as_soon_as_nothing_better_can_come(monkeypatch):
+    model = make_model(std=0.7)  # sure of itself
+    steps = []
+    step = vt.modeling_vanilla_transformer.BeamSearch._logits
+    monkeypatch.setattr(
+        vt.modeling_vanilla_transformer.BeamSearch, "_logits", lambda s, n: (steps.append(n), step(s, n))[1]
+    )
+    model.generate(**sources(), eos_token_id=list(range(3, 30)), max_new_tokens=60)
+    assert len(steps) < 60
+
+
+def test_scores_are_those_of_forced_decoding(model):
+    ids, mask = sources().values()
+    output = model.generate(ids, attention_mask=mask, num_return_sequences=4, max_length_offset=3, **dictionary())
+    for row, score, source, real in zip(
+        output.sequences,
+        output.sequences_scores,
+        ids.repeat_interleave(4, 0),
+        mask.repeat_interleave(4, 0),
+        strict=True,
+    ):
+        tokens = row[row != 0]
+        with torch.no_grad():
+            logits = model(source[None, real.bool()], decoder_input_ids=tokens[None, :-1]).logits[0]
+        log_probability = logits.log_softmax(-1).gather(1, tokens[1:, None]).sum()
+        divisor = ((5 + len(tokens) - 1) / 6) ** 0.6
+        assert float(score) == pytest.approx(float(log_probability) / divisor, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------- what rules
+
+
+def ranking_used(model, monkeypatch, **options):
+    seen = []
+    search = generation.BeamSearch
+
+    def spy(model, states, mask, prompt, options, prompt_mask):
+        seen.append(options.ranking)
+        return search(model, states, mask, prompt, options, prompt_mask)
+
+    monkeypatch.setattr(generation, "BeamSearch", spy)
+    model.generate(**sources(), max_new_tokens=3, **options)
+    return seen[0]
+
+
+def test_an_explicit_length_penalty_or_no_alpha_selects_the_librarys_ranking(model, monkeypatch):
+    assert ranking_used(model, monkeypatch).gnmt_alpha == 0.6
+    assert ranking_used(model, monkeypatch, gnmt_alpha=0.9).gnmt_alpha == 0.9
+    for options in ({"length_penalty": 1.3}, {"gnmt_alpha": None, "length_penalty": 1.3}):
+        ranking = ranking_used(model, monkeypatch, **options)
+        assert (ranking.gnmt_alpha, ranking.length_penalty) == (None, 1.3)
+    assert ranking_used(model, monkeypatch, gnmt_alpha=None).gnmt_alpha is None
+    given = GenerationConfig(num_beams=2, length_penalty=0.7, pad_token_id=0, eos_token_id=1, decoder_start_token_id=2)
+    assert ranking_used(model, monkeypatch, generation_config=given).gnmt_alpha is None
+
+
+def test_alpha_is_saved_loaded_and_can_be_set_on_the_model(tmp_path, monkeypatch):
+    model = make_model()
+    assert model.generation_config.gnmt_alpha == 0.6
+    model.generation_config.gnmt_alpha = 0.25
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert ranking_used(loaded, monkeypatch).gnmt_alpha == 0.25
+    loaded.generation_config.length_penalty = 1.0
+    assert ranking_used(loaded, monkeypatch).gnmt_alpha is None
+
+
+@pytest.mark.parametrize("alpha", [-0.1, "0.6", math.nan, True])
+def test_an_alpha_without_sense_is_named(model, alpha):
+    with pytest.raises(ValueError, match=r"gnmt_alpha=.* is not valid"):
+        model.generate(**sources(), gnmt_alpha=alpha)
+
+
+def test_two_rankings_at_once_are_refused(model):
+    with pytest.raises(ValueError, match="give one of them"):
+        model.generate(**sources(), gnmt_alpha=0.6, length_penalty=1.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"do_sample": True}, {"use_cache": False}, {"cache_implementation": "static"}, {"guidance_scale": 1.5}],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_options_go_to_the_librarys_search_which_is_said(model, monkeypatch, options, caplog):
+    if "guidance_scale" in options:
+        monkeypatch.setattr(generation.GenerationMixin, "generate", lambda *a, **k: torch.tensor([[2, 1]] * 5))
+    generation.logger.warning_once.cache_clear()
+    monkeypatch.setattr(generation, "BeamSearch", lambda *args: pytest.fail("our search was called"))
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(generation.logger, "propagate", True, raising=False)
+        logging.getLogger("transformers").propagate = True
+        model.generate(**sources(), max_new_tokens=3, **options)
+    logging.getLogger("transformers").propagate = False
+    assert "ranks by length_penalty" in caplog.text
+
+
+def test_every_option_that_is_left_to_the_library_is_one_of_the_library(model):
+    known = {*vars(GenerationConfig()), "assistant_model", "synced_gpus", "cache", "past_key_values"}
+    known |= {"decoder_inputs_embeds", "constraints", "force_words_ids", "num_beam_groups"}  # gone in some releases
+    assert set(generation.UNSUPPORTED) <= known
+
+
+def test_a_search_of_ones_own_is_left_alone(model):
+    def custom(model, input_ids, **kwargs):
+        return input_ids + 5
+
+    assert model.generate(**sources(), custom_generate=custom).max() == 7
+
+
+class Forbid(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, 11] = -math.inf
+        return scores
+
+
+def test_ones_own_processor_and_half_precision(model):
+    output = model.generate(**sources(), logits_processor=LogitsProcessorList([Forbid()]), max_new_tokens=8)
+    assert not (output == 11).any()
+    half = make_model().to(torch.bfloat16)
+    assert half.generate(**sources(), max_new_tokens=8).shape[0] == 5
+
+
+def test_no_source_token_left_gives_a_result_and_disturbs_nobody(model):
+    given = sources()
+    alone = model.generate(**given, max_new_tokens=6)
+    given["attention_mask"] = given["attention_mask"].clone()
+    given["attention_mask"][1] = 0
+    output = model.generate(**given, max_new_tokens=6)
+    for row in (0, 2, 3, 4):
+        width = min(output.shape[1], alone.shape[1])
+        assert output[row, :width].tolist() == alone[row, :width].tolist()
+
+
+def test_a_beam_wider_than_the_vocabulary_still_searches(monkeypatch):
+    model = make_model(vocab_size=6)
+    model.config.eos_token_id = 1
+    given = {"input_ids": torch.tensor([[3, 4, 5, 1]])}
+    tokens = model.generate(**given, num_beams=5, num_return_sequences=5, max_new_tokens=4)
+    assert len({tuple(row) for row in tokens.tolist()}) == 5
+    assert list(itertools.chain(*tokens.tolist()))
