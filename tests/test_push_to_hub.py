@@ -32,13 +32,7 @@ CHECKPOINT = {
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
-    "attention_vanilla_transformer.py",
-    "configuration_vanilla_transformer.py",
-    "generation_vanilla_transformer.py",
-    "loss_vanilla_transformer.py",
-    "modeling_vanilla_transformer.py",
-    "pipeline_vanilla_transformer.py",
-    "pretrained_vanilla_transformer.py",
+    *(path.name for path in (ROOT / "vanilla_transformer").glob("*_vanilla_transformer.py")),
 }
 
 
