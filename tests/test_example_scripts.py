@@ -46,7 +46,7 @@ NO_DECAY = ["bias", "LayerNorm.weight", "layer_norm.weight"]  # the scripts' own
 
 # The scripts load "sacrebleu" and "rouge", which are downloads; evaluate prefers a local folder of that name. The
 # second metric is a stand-in, ROUGE-1 by words; nltk only splits sentences there.
-WORKPLACE = {
+WORK_FILES = {
     "sacrebleu/sacrebleu.py": """
 import datasets
 import evaluate
@@ -279,14 +279,14 @@ def learn_by_heart(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> 
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> SimpleNamespace:
+def place(tmp_path_factory) -> SimpleNamespace:
     """A folder with a checkpoint whose tokenizer has a token more than its model, text, metrics and the launcher."""
     from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
     from vanilla_transformer.phrase_grammar import generate_splits
     from vanilla_transformer.tokenizer_training import save_tokenizer, train_tokenizer
 
-    folder = tmp_path_factory.mktemp("workplace")
-    for name, content in WORKPLACE.items():
+    folder = tmp_path_factory.mktemp("working")
+    for name, content in WORK_FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content.lstrip(), encoding="utf-8")
     splits = generate_splits(train_size=4000, valid_size=20, test_size=20)
@@ -314,11 +314,11 @@ def workplace(tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, pairs=pairs, vocabulary=len(tokenizer))
 
 
-def launch(workplace: SimpleNamespace, package: str, script: str | Path, *arguments: str, processes: int = 1) -> str:
-    """Run a script in the workplace, in a fresh interpreter with empty caches, no network and a closed stdin."""
+def launch(place: SimpleNamespace, package: str, script: str | Path, *arguments: str, processes: int = 1) -> str:
+    """Run a script in the working folder, in a fresh interpreter with empty caches, no network and a closed stdin."""
     environment = {
         **os.environ,
-        "HF_HOME": str(workplace.folder / f"home-{package}"),
+        "HF_HOME": str(place.folder / f"home-{package}"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
@@ -328,7 +328,7 @@ def launch(workplace: SimpleNamespace, package: str, script: str | Path, *argume
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
         [sys.executable, *(several if processes > 1 else []), "launch.py", package, str(script), *arguments],
-        env=environment, cwd=workplace.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+        env=environment, cwd=place.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     for complaint in ("newly initialized", "were not used", "MISSING", "UNEXPECTED"):
@@ -336,13 +336,13 @@ def launch(workplace: SimpleNamespace, package: str, script: str | Path, *argume
     return done.stdout
 
 
-def results_of(workplace: SimpleNamespace, output: Path, part: str, **settings: Any) -> SimpleNamespace:
+def results_of(place: SimpleNamespace, output: Path, part: str, **settings: Any) -> SimpleNamespace:
     """What the package makes of a saved folder: sentence by sentence, the loss by F.cross_entropy."""
     tokenizer = AutoTokenizer.from_pretrained(output)
     model = AutoModelForSeq2SeqLM.from_pretrained(output).eval()
     assert type(model).__module__.startswith("vanilla_transformer.")
     texts, nll, smoothed, tokens = [], 0.0, 0.0, 0
-    for source, target in workplace.pairs[part]:
+    for source, target in place.pairs[part]:
         inputs = tokenizer(source, return_tensors="pt")
         labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
         with torch.no_grad():
@@ -357,40 +357,40 @@ def results_of(workplace: SimpleNamespace, output: Path, part: str, **settings: 
     return SimpleNamespace(model=model, tokenizer=tokenizer, texts=texts, losses=losses)
 
 
-def score(workplace: SimpleNamespace, name: str, texts: list[str], part: str) -> float:
-    references = [[target] if name == "sacrebleu" else target for _, target in workplace.pairs[part]]
-    metric = evaluate.load(str(workplace.folder / name / f"{name}.py"))
+def score(place: SimpleNamespace, name: str, texts: list[str], part: str) -> float:
+    references = [[target] if name == "sacrebleu" else target for _, target in place.pairs[part]]
+    metric = evaluate.load(str(place.folder / name / f"{name}.py"))
     (value,) = metric.compute(predictions=texts, references=references).values()
     assert value > 0.2  # not the zero that anything would give
     return float(value)
 
 
-def check_folder(workplace: SimpleNamespace, output: Path, results: SimpleNamespace) -> None:
+def check_folder(place: SimpleNamespace, output: Path, results: SimpleNamespace) -> None:
     """Trained, complete, with the larger vocabulary, and free of the library's own decoding defaults."""
-    before = AutoModelForSeq2SeqLM.from_pretrained(workplace.folder / "checkpoint")
+    before = AutoModelForSeq2SeqLM.from_pretrained(place.folder / "checkpoint")
     name = "model.encoder.layers.0.fc1.weight"
     assert not torch.equal(before.state_dict()[name], results.model.state_dict()[name])
-    assert results.model.config.vocab_size == results.model.config.decoder_vocab_size == workplace.vocabulary
-    assert results.model.get_output_embeddings().weight.shape[0] == workplace.vocabulary
-    assert len(results.tokenizer) == workplace.vocabulary
-    shipped = {path.name for path in (workplace.folder / "checkpoint").glob("*.py")}
+    assert results.model.config.vocab_size == results.model.config.decoder_vocab_size == place.vocabulary
+    assert results.model.get_output_embeddings().weight.shape[0] == place.vocabulary
+    assert len(results.tokenizer) == place.vocabulary
+    shipped = {path.name for path in (place.folder / "checkpoint").glob("*.py")}
     assert {path.name for path in output.glob("*.py")} == shipped
     settings = []
-    for path in (workplace.folder / "checkpoint", output):
+    for path in (place.folder / "checkpoint", output):
         settings.append(json.loads((path / "generation_config.json").read_text()))
         settings[-1]["eos_token_id"] = np.atleast_1d(settings[-1]["eos_token_id"]).tolist()  # 5.0's trainer: a list
     assert settings[0] == settings[1]
 
 
 @pytest.mark.parametrize("package", ["hidden", "imported"])
-def test_code_like_the_scripts_trains_evaluates_and_saves(workplace, package) -> None:
+def test_code_like_the_scripts_trains_evaluates_and_saves(place, package) -> None:
     """Both in one process, one after the other: most of its time is imports."""
-    sources = [source for source, _ in workplace.pairs["test"]]
-    stdout = launch(workplace, package, __file__, "checkpoint", package, json.dumps(sources), *WALKS)
+    sources = [source for source, _ in place.pairs["test"]]
+    stdout = launch(place, package, __file__, "checkpoint", package, json.dumps(sources), *WALKS)
     outcomes = json.loads(stdout.rpartition("RESULT ")[2])
     for walk, outcome in outcomes.items():
-        output = workplace.folder / f"{package}-{walk}"
-        model = check_walk(workplace, walk, output, outcome)
+        output = place.folder / f"{package}-{walk}"
+        model = check_walk(place, walk, output, outcome)
         back = outcome["back"]
         if package == "hidden":  # else it depends on the release: before 5.5 the folder's code wins
             assert back["module"].startswith("transformers_modules.")
@@ -401,31 +401,29 @@ def test_code_like_the_scripts_trains_evaluates_and_saves(workplace, package) ->
     assert list(outcomes) == list(WALKS)
 
 
-def check_walk(workplace: SimpleNamespace, walk: str, output: Path, outcome: dict[str, Any]) -> torch.nn.Module:
+def check_walk(place: SimpleNamespace, walk: str, output: Path, outcome: dict[str, Any]) -> torch.nn.Module:
     part, settings = ("test", {"num_beams": 2}) if walk == "trainer" else ("val", {"num_beams": 4})
-    results = results_of(workplace, output, part, **settings)
-    check_folder(workplace, output, results)
+    results = results_of(place, output, part, **settings)
+    check_folder(place, output, results)
     assert outcome["predictions"] == results.texts
     if walk == "trainer":
-        evaluation = results_of(workplace, output, "val", **settings)
+        evaluation = results_of(place, output, "val", **settings)
         assert outcome["metrics"]["eval_loss"] == pytest.approx(evaluation.losses[0.0], abs=1e-4)
-        assert outcome["metrics"]["eval_bleu"] == pytest.approx(score(workplace, "sacrebleu", evaluation.texts, "val"))
+        assert outcome["metrics"]["eval_bleu"] == pytest.approx(score(place, "sacrebleu", evaluation.texts, "val"))
         assert outcome["metrics"]["eval_gen_len"] <= MAX_LENGTH
         assert "checkpoint" in (output / "README.md").read_text()
     else:
-        assert outcome["metrics"]["eval_bleu"] == pytest.approx(score(workplace, "sacrebleu", results.texts, "val"))
+        assert outcome["metrics"]["eval_bleu"] == pytest.approx(score(place, "sacrebleu", results.texts, "val"))
         assert outcome["decayed"] == [2]  # matrices only: no bias, no LayerNorm
     return results.model
 
 
 @pytest.mark.slow
-def test_accelerate_on_two_processes(workplace) -> None:
+def test_accelerate_on_two_processes(place) -> None:
     """The model is wrapped for training, unwrapped for decoding; padded, gathered, without the repeated rows."""
-    stdout = launch(
-        workplace, "hidden", __file__, "checkpoint", "two", json.dumps(["a house"]), "accelerate", processes=2
-    )
+    stdout = launch(place, "hidden", __file__, "checkpoint", "two", json.dumps(["a house"]), "accelerate", processes=2)
     outcome = json.loads(stdout.rpartition("RESULT ")[2])["accelerate"]
-    check_walk(workplace, "accelerate", workplace.folder / "two-accelerate", outcome)
+    check_walk(place, "accelerate", place.folder / "two-accelerate", outcome)
     assert outcome["steps"] == 2  # 32 pairs, 4 on each of two processes, two batches an update
 
 
@@ -446,7 +444,7 @@ SCRIPTS = {
 @pytest.mark.skipif(not EXAMPLES, reason="TRANSFORMERS_EXAMPLES does not name a folder with the library's scripts")
 @pytest.mark.parametrize("package", ["hidden", "imported"])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_librarys_scripts_run_unchanged(workplace, name, package) -> None:
+def test_the_librarys_scripts_run_unchanged(place, name, package) -> None:
     found = sorted(Path(str(EXAMPLES)).rglob(name))
     assert found, f"TRANSFORMERS_EXAMPLES={EXAMPLES} has no {name}"
     metric, options = SCRIPTS[name]
@@ -456,21 +454,21 @@ def test_the_librarys_scripts_run_unchanged(workplace, name, package) -> None:
         files += ["--test_file", stem.format("test")]
     if metric == "sacrebleu":
         files += ["--source_lang", "en", "--target_lang", "de"]
-    output = workplace.folder / f"{name}-{package}"
+    output = place.folder / f"{name}-{package}"
     launch(
-        workplace, package, found[-1], "--model_name_or_path", "checkpoint", "--trust_remote_code",
+        place, package, found[-1], "--model_name_or_path", "checkpoint", "--trust_remote_code",
         "--output_dir", str(output), *files, *options,
     )  # fmt: skip
 
-    results = results_of(workplace, output, "val", num_beams=2)
-    check_folder(workplace, output, results)
+    results = results_of(place, output, "val", num_beams=2)
+    check_folder(place, output, results)
     metrics = json.loads((output / "all_results.json").read_text())
     key, scale = ("bleu", 1) if metric == "sacrebleu" else ("rouge1", 100)
-    expected = scale * score(workplace, metric, results.texts, "val")
+    expected = scale * score(place, metric, results.texts, "val")
     assert metrics[f"eval_{key}"] == pytest.approx(expected, abs=1e-3)  # the scripts round
     if "no_trainer" not in name:
         predictions = (output / "generated_predictions.txt").read_text(encoding="utf-8").split("\n")
-        assert predictions == results_of(workplace, output, "test", num_beams=2).texts
+        assert predictions == results_of(place, output, "test", num_beams=2).texts
         smoothing = 0.1 if "--label_smoothing_factor" in options else 0.0
         assert metrics["eval_loss"] == pytest.approx(results.losses[smoothing], abs=1e-4)
 
