@@ -424,8 +424,9 @@ def final_model(run: Any, training: Any, trainer: Any) -> Any:
     if run.average_last is None:
         return model
     from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
+    from vanilla_transformer.checkpointing import checkpoints_of
 
-    count = min(run.average_last, len(list(Path(training.output_dir).glob("checkpoint-*"))))
+    count = min(run.average_last, len(checkpoints_of(training.output_dir)))
     if count < run.average_last:
         logger.warning("The run stopped early: %d checkpoints are averaged, not %d.", count, run.average_last)
     with tempfile.TemporaryDirectory(dir=training.output_dir) as scratch:

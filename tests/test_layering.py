@@ -34,7 +34,7 @@ ALLOWED = {
     "dataloading": {"batching", "streaming"},
     "optimization": set(),
     "metrics": set(),
-    "averaging": set(),
+    "averaging": {"checkpointing"},
     "checkpointing": set(),
     "monitoring": set(),
     "training_arguments": set(),

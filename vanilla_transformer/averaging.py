@@ -23,6 +23,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from .checkpointing import checkpoints_of
+
 # Fields of config.json that say where a model comes from, not what it is.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 # What a checkpoint holds of the run rather than of the model.
@@ -205,8 +207,7 @@ def _checkpoints(run_dir: str | Path, count: int) -> dict[int, Path]:
     """All checkpoints of a run by the number of the update; raise if there are fewer than `count`."""
     if count < 1:
         raise ValueError(f"At least one checkpoint is needed for an average, got {count}.")
-    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(run_dir).glob("checkpoint-*"))
-    found = {int(match[1]): path for match, path in matches if match and (path / "config.json").is_file()}
+    found = {step: path for step, path in checkpoints_of(run_dir).items() if (path / "config.json").is_file()}
     if len(found) < count:
         there = ", ".join(found[step].name for step in sorted(found)) or "none"
         raise ValueError(

@@ -90,6 +90,12 @@ def what_is_missing(checkpoint: str | Path) -> str | None:
     return None
 
 
+def checkpoints_of(output_dir: str | Path) -> dict[int, Path]:
+    """Return the checkpoint folders of a run by the number of the update, complete or not."""
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(output_dir).glob("checkpoint-*"))
+    return {int(match[1]): path for match, path in matches if match and path.is_dir()}
+
+
 def last_complete_checkpoint(output_dir: str | Path) -> Path | None:
     """Return the newest complete checkpoint of a run; None if there is no checkpoint at all. Skipped ones are logged.
 
@@ -99,8 +105,7 @@ def last_complete_checkpoint(output_dir: str | Path) -> Path | None:
     Raises:
         ValueError: If there are checkpoints and none is complete.
     """
-    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(output_dir).glob("checkpoint-*"))
-    found = {int(match[1]): path for match, path in matches if match and path.is_dir()}
+    found = checkpoints_of(output_dir)
     skipped: list[str] = []
     for step in sorted(found, reverse=True):
         problem = what_is_missing(found[step])
