@@ -429,6 +429,7 @@ def final_model(run: Any, training: Any, trainer: Any) -> Any:
     count = min(run.average_last, len(checkpoints_of(training.output_dir)))
     if count < run.average_last:
         logger.warning("The run stopped early: %d checkpoints are averaged, not %d.", count, run.average_last)
+        run.average_last = count  # for the model card
     with tempfile.TemporaryDirectory(dir=training.output_dir) as scratch:
         checkpoints = last_checkpoints(training.output_dir, count)
         average = average_checkpoints(checkpoints, Path(scratch, "average"))
