@@ -72,7 +72,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def test_training_is_one_graph_and_is_compiled_anew_once_for_all_lengths(make_model, monkeypatch):
     # A few rows a chunk, as with a real vocabulary: the number of chunks must not be a part of what was compiled.
-    monkeypatch.setattr(loss_vanilla_transformer, "CHUNK_ELEMENTS", 500)
+    monkeypatch.setattr(loss_vanilla_transformer, "_chunk_rows", lambda *_: 8)
     model = make_model(encoder_layers=1, decoder_layers=1, output_bias=True).train()
     backend = CountingBackend()
     compiled = torch.compile(model, fullgraph=True, backend=backend)

@@ -45,12 +45,12 @@ def gradients(loss: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [tensor for tensor in tensors if tensor is not None]))
 
 
-@pytest.mark.parametrize("chunk", [1, V, 2 * V, 7 * V + 3, 15 * V, 2**22])  # 1, 1, 2, 7, 15 (all), all tokens a chunk
+@pytest.mark.parametrize("rows", [1, 2, 7, 15, 10_000])  # of 15 tokens
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_cross_entropy_forward_and_backward(monkeypatch, dtype, epsilon, bias, chunk):
-    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
+def test_equals_cross_entropy_forward_and_backward(monkeypatch, dtype, epsilon, bias, rows):
+    monkeypatch.setattr(loss_module, "_chunk_rows", lambda *_: rows)
     hidden, lm_head, extra, labels = inputs(dtype, bias=bias)
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
     loss = label_smoothed_loss(hidden, lm_head, labels, label_smoothing=epsilon, bias=extra)
@@ -81,7 +81,7 @@ def test_a_bias_of_the_projection_counts_too():
 
 
 def test_gradient_agrees_with_finite_differences(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", 4 * V)
+    monkeypatch.setattr(loss_module, "_chunk_rows", lambda *_: 4)
     hidden, lm_head, extra, labels = inputs()
 
     def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -151,11 +151,12 @@ def test_autocast_multiplies_in_its_dtype_and_keeps_statistics_in_float32(bias):
         expected = plain(hidden, lm_head, extra, labels, 0.1)  # torch's own: linear in bfloat16, the loss in float32
     assert loss.dtype == torch.float32
     assert_close(loss, expected, rtol=2e-2, atol=2e-2)
-    # Exactly: operands rounded to bfloat16, the product too, everything after in float32.
+    # Closer: operands rounded to bfloat16, the product too, everything after in float32. The mean over the classes that
+    # smoothing takes is never rounded here: it is a product with the mean row of the weight.
     logits = (hidden.bfloat16() @ lm_head.weight.bfloat16().T).float()
     logits = logits if extra is None else logits + extra
     exact = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
-    assert_close(loss, exact, rtol=1e-6, atol=1e-6)
+    assert_close(loss, exact, rtol=3e-5, atol=3e-5)
     for ours, theirs in zip(gradients(loss, *tensors), gradients(exact, *tensors), strict=True):
         assert ours.dtype == torch.float32
         assert_close(ours, theirs, rtol=2e-2, atol=1e-2)
@@ -168,7 +169,7 @@ def test_half_precision_weights_have_a_float32_loss(dtype):
     logits = (hidden @ lm_head.weight.T).float() + extra.float()
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
     assert loss.dtype == torch.float32
-    assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    assert_close(loss, expected, rtol=1e-4, atol=1e-4)
     tensors = (hidden, lm_head.weight, extra)
     for ours, theirs in zip(gradients(loss, *tensors), gradients(expected, *tensors), strict=True):
         assert ours.dtype == dtype
@@ -198,7 +199,7 @@ class _LargestTensor(TorchDispatchMode):
 
 def test_the_full_logits_never_exist(monkeypatch):
     tokens, classes = 400, 300
-    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", 20 * classes)
+    monkeypatch.setattr(loss_module, "_chunk_rows", lambda *_: 20)
     torch.manual_seed(0)
     hidden, labels = torch.randn(4, 100, D, requires_grad=True), torch.randint(classes, (4, 100))
     lm_head = nn.Linear(D, classes, bias=False)

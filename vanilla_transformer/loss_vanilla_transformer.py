@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 IGNORE_INDEX = -100
-CHUNK_ELEMENTS = 2**22  # logits in memory at a time: 16 MiB in float32
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -54,6 +53,13 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def _chunk_rows(num_classes: int, device: torch.device) -> int:
+    """Return how many tokens to take at a time: few enough for the caches, enough for an efficient matrix product."""
+    if device.type == "cpu":
+        return max(256, 2**21 // num_classes)  # 8 MiB of float32 up to 8,192 classes, 38 MB at 37,000
+    return max(256, 2**26 // num_classes)  # 256 MiB of float32
+
+
 def _forward_chunks(
     ctx: Any,
     hidden: Tensor,
@@ -64,32 +70,37 @@ def _forward_chunks(
     compute: torch.dtype,
 ) -> Tensor:
     stats = torch.promote_types(torch.float32, compute)  # float64 stays float64
-    inputs, matrix = hidden.to(compute), weight.to(compute)
+    real = labels != IGNORE_INDEX  # [N]
+    # Zeros in place of the rows without a loss keep those out of the weight's gradient.
+    inputs, matrix = hidden.to(compute).where(real[:, None], 0), weight.to(compute)
     num_classes = weight.shape[0]
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     grad_hidden = torch.empty_like(inputs) if needs_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=stats) if needs_weight else None
     grad_bias = torch.zeros_like(bias, dtype=stats) if bias is not None and needs_bias else None
     loss = hidden.new_zeros((), dtype=stats)
-    for start in range(0, labels.shape[0], max(1, CHUNK_ELEMENTS // num_classes)):
-        chunk = slice(start, start + max(1, CHUNK_ELEMENTS // num_classes))
-        real = labels[chunk] != IGNORE_INDEX  # [n]
-        target = labels[chunk].where(real, 0)[:, None]  # [n, 1]
-        logits = (inputs[chunk] @ matrix.T).to(stats)  # [n, V]
+
+    rows = min(_chunk_rows(num_classes, hidden.device), labels.shape[0])
+    logits_buffer = inputs.new_empty(rows, num_classes)  # once: fresh pages for each chunk cost as much as a pass
+    softmax_buffer = inputs.new_empty(rows, num_classes, dtype=stats)
+    for start in range(0, labels.shape[0], max(1, rows)):
+        chunk = slice(start, start + rows)
+        target = labels[chunk].where(real[chunk], 0)[:, None]  # [n, 1]
+        size = target.shape[0]
+        logits = torch.mm(inputs[chunk], matrix.T, out=logits_buffer[:size])  # [n, V]
         if bias is not None:
-            logits += bias
-        log_z = logits.logsumexp(dim=-1, keepdim=True)  # [n, 1]
-        expected = (1 - label_smoothing) * logits.gather(1, target) + label_smoothing * logits.mean(-1, keepdim=True)
-        loss += ((log_z - expected)[:, 0] * real).sum()
+            logits = logits.to(stats).add_(bias)
+        target_logit, maximum = logits.gather(1, target).to(stats), logits.amax(-1, keepdim=True).to(stats)
+        grad = torch.softmax(logits, dim=-1, dtype=stats, out=softmax_buffer[:size])
+        log_z = maximum - grad.amax(-1, keepdim=True).log()  # the largest probability is exp(maximum) / Z
+        loss += ((log_z - (1 - label_smoothing) * target_logit)[:, 0] * real[chunk]).sum()
         if not (needs_hidden or needs_weight or needs_bias):
             continue
-        grad = logits.sub_(log_z).exp_()
-        grad -= label_smoothing / num_classes
         grad.scatter_add_(1, target, torch.full_like(log_z, label_smoothing - 1))
-        grad *= real[:, None]
         if grad_bias is not None:
-            grad_bias += grad.sum(0).view_as(grad_bias)
-        grad = grad.to(compute)
+            grad_bias += (real[chunk].to(stats) @ grad).view_as(grad_bias)
+        if compute != stats:
+            grad = logits_buffer[:size].copy_(grad)
         if grad_hidden is not None:
             torch.mm(grad, matrix, out=grad_hidden[chunk])
         if grad_weight is not None:
@@ -97,6 +108,20 @@ def _forward_chunks(
                 grad_weight.addmm_(grad.T, inputs[chunk])
             else:
                 grad_weight += grad.T @ inputs[chunk]
+    if label_smoothing:
+        # What ε / V of every class adds is the same for all classes, so it needs no pass over [N, V].
+        mean_row, count = weight.to(stats).mean(0), real.to(stats).sum()
+        loss -= label_smoothing * (inputs.to(stats) @ mean_row).sum()
+        if grad_hidden is not None:
+            grad_hidden -= label_smoothing * mean_row.to(compute)
+        if grad_weight is not None:
+            grad_weight -= label_smoothing / num_classes * inputs.to(stats).sum(0)
+        if bias is not None:
+            loss -= label_smoothing * bias.to(stats).mean() * count
+        if grad_bias is not None:
+            grad_bias -= label_smoothing / num_classes * count
+    if grad_hidden is not None:
+        grad_hidden *= real[:, None]
     ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
     ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
     return loss
