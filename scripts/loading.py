@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
 def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -15,7 +15,7 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
     Args:
         name: Folder or Hub id.
         device: "auto", or what `torch.device` takes.
-        dtype: One of `DTYPES`.
+        dtype: One of `DTYPES`; int8 means the linear layers, see `quantize_int8`.
         trust_remote_code: Run code that comes with the checkpoint.
 
     Raises:
@@ -39,10 +39,17 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
         raise ValueError(f"--device {device} cannot be used: {str(problem).splitlines()[0]}") from None
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-        name, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        name,
+        dtype=torch.float32 if dtype == "int8" else getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    return model.to(device).eval(), tokenizer
+    model = model.to(device).eval()
+    if dtype == "int8":
+        from vanilla_transformer.quantization import quantize_int8
+
+        quantize_int8(model)
+    return model, tokenizer
 
 
 def column_options(arguments: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from transformers import MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from vanilla_transformer import modeling_vanilla_transformer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerEncoderLayer,
@@ -350,15 +351,16 @@ def test_each_dropout_field_is_honoured(make_model, monkeypatch, field, calls, a
     seen = []
     dropout, attention = nn.functional.dropout, nn.functional.scaled_dot_product_attention
 
-    def spy_dropout(x, p=0.5, training=True, inplace=False):
+    def spy_dropout(x, p, training):
         seen.append(p if training else 0.0)
-        return dropout(x, p, training, inplace)
+        return dropout(x, p, training)
 
     def spy_attention(*args, **kwargs):
         seen.append(kwargs["dropout_p"])
         return attention(*args, **kwargs)
 
-    monkeypatch.setattr(nn.functional, "dropout", spy_dropout)
+    monkeypatch.setattr(nn.functional, "dropout", spy_dropout)  # of the eager attention
+    monkeypatch.setattr(modeling_vanilla_transformer, "dropout", spy_dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy_attention)
     model = make_model(attn_implementation, **{"dropout": 0.0, field: 0.375})
     model.train()(**batch())

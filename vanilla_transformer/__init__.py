@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .metrics import TranslationScore, build_compute_metrics
     from .monitoring import RunHistoryCallback, TroubleWarningCallback
     from .optimization import get_noam_schedule
+    from .quantization import quantize_int8
     from .streaming import BpeDropoutPairs, TokenBudgetStream
     from .tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
     from .trainer import VanillaTransformerTrainer
@@ -49,6 +50,7 @@ _LAZY = {
     "iterate_texts": "tokenizer_training",
     "load_parallel_dataset": "corpus",
     "load_parallel_files": "corpus",
+    "quantize_int8": "quantization",
     "save_tokenizer": "tokenizer_training",
     "token_budget_dataloader": "dataloading",
     "train_tokenizer": "tokenizer_training",
@@ -77,6 +79,7 @@ __all__ = [
     "iterate_texts",
     "load_parallel_dataset",
     "load_parallel_files",
+    "quantize_int8",
     "register",
     "save_tokenizer",
     "token_budget_dataloader",

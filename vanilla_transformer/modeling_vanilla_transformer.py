@@ -32,6 +32,7 @@ from .attention_vanilla_transformer import (
 )
 from .beam_search_vanilla_transformer import BeamSearch  # noqa: F401 - so that the file ships with a checkpoint
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout_vanilla_transformer import dropout
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
 from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
@@ -63,13 +64,13 @@ class _TransformerLayer(GradientCheckpointingLayer):
 
     def add_and_norm(self, residual: Tensor, sublayer_output: Tensor, norm: nn.Module) -> Tensor:
         """Post-norm (the paper): LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x + Dropout(Sublayer(Norm(x)))."""
-        hidden_states = residual + nn.functional.dropout(sublayer_output, self.dropout, self.training)
+        hidden_states = residual + dropout(sublayer_output, self.dropout, self.training)
         return hidden_states if self.is_pre_norm else norm(hidden_states)
 
     def feed_forward(self, hidden_states: Tensor) -> Tensor:
         """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (section 3.3), as a residual sublayer."""
         inner = self.activation_fn(self.fc1(self.sublayer_input(hidden_states, self.final_layer_norm)))  # [B, T, F]
-        inner = nn.functional.dropout(inner, self.activation_dropout, self.training)
+        inner = dropout(inner, self.activation_dropout, self.training)
         return self.add_and_norm(hidden_states, self.fc2(inner), self.final_layer_norm)
 
 
@@ -169,7 +170,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         output_attentions = _output_attentions(self.config, output_attentions)
         embeddings = _embed(self.embed_tokens, input_ids, inputs_embeds, "input_ids", "inputs_embeds")
         hidden_states = add_positions(embeddings, self.embed_positions, self.config, attention_mask)
-        hidden_states = nn.functional.dropout(hidden_states, self.config.dropout, self.training)
+        hidden_states = dropout(hidden_states, self.config.dropout, self.training)
         mask = padding_attention_mask(self.config, hidden_states, attention_mask, hidden_states)
 
         all_states, all_weights = [hidden_states], []
@@ -243,7 +244,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         cache = self._prepare_cache(_one_cache(cache, past_key_values), use_cache)
         past_length = 0 if cache is None else cache.get_seq_length()
         hidden_states = add_positions(embeddings, self.embed_positions, self.config, attention_mask, past_length)
-        hidden_states = nn.functional.dropout(hidden_states, self.config.dropout, self.training)
+        hidden_states = dropout(hidden_states, self.config.dropout, self.training)
         self_mask = causal_attention_mask(self.config, hidden_states, attention_mask, cache, past_length)
         cross_mask = padding_attention_mask(self.config, hidden_states, encoder_attention_mask, encoder_hidden_states)
 
