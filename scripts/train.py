@@ -113,6 +113,8 @@ def main() -> None:
             save_tokenizer(tokenizer, training.output_dir)  # a resumed run needs it; nothing was written before
 
     trainer.train(resume_from_checkpoint=point)
+    if trainer.is_fsdp_enabled:
+        trainer.save_model(training.output_dir)  # together: each process holds a part of the weights
     if trainer.is_world_process_zero():
         model = final_model(run, training, trainer)
         scores = measure(run, training, model, tokenizer, corpora)
@@ -420,21 +422,24 @@ def resume_point(training: Any) -> str | None:
 
 def final_model(run: Any, training: Any, trainer: Any) -> Any:
     """Return the trained model, or the average of the last checkpoints if asked for."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    from transformers import AutoModelForSeq2SeqLM
+
     if run.average_last is None:
-        return model
+        if trainer.is_fsdp_enabled:  # what is in memory is sharded
+            return AutoModelForSeq2SeqLM.from_pretrained(training.output_dir).to(training.device)
+        return trainer.accelerator.unwrap_model(trainer.model)
     from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
     from vanilla_transformer.checkpointing import checkpoints_of
 
     count = min(run.average_last, len(checkpoints_of(training.output_dir)))
     if count < run.average_last:
-        logger.warning("The run stopped early: %d checkpoints are averaged, not %d.", count, run.average_last)
+        logger.warning("There are %d checkpoints, not %d: those are averaged.", count, run.average_last)
         run.average_last = count  # for the model card
     with tempfile.TemporaryDirectory(dir=training.output_dir) as scratch:
         checkpoints = last_checkpoints(training.output_dir, count)
         average = average_checkpoints(checkpoints, Path(scratch, "average"))
         logger.info("The model is the average of %s.", ", ".join(path.name for path in checkpoints))
-        return type(model).from_pretrained(average).to(model.device)
+        return AutoModelForSeq2SeqLM.from_pretrained(average).to(training.device)
 
 
 def measure(run: Any, training: Any, model: Any, tokenizer: Any, corpora: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingA
 import vanilla_transformer as vt
 from vanilla_transformer.averaging import (
     ExponentialMovingAverageCallback,
+    _OpenCheckpoint,
     average_checkpoints,
     best_checkpoints,
     last_checkpoints,
@@ -85,6 +87,23 @@ def test_half_precision_is_summed_in_float32(tmp_path):
     assert model.dtype == torch.bfloat16
     want = torch.tensor(64.75).bfloat16()
     assert all((parameter == want).all() for parameter in model.parameters())
+
+
+def test_a_few_tensors_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    checkpoints = write_run(tmp_path, (1, 2, 3, 4))
+    read, alive, most = _OpenCheckpoint.tensor, set(), []
+
+    def counted(checkpoint, name):
+        tensor = read(checkpoint, name)
+        alive.add(id(tensor))
+        weakref.finalize(tensor, alive.discard, id(tensor))
+        most.append(len(alive))
+        return tensor
+
+    monkeypatch.setattr(_OpenCheckpoint, "tensor", counted)
+    average_checkpoints(checkpoints, tmp_path / "average")
+    assert len(most) == 4 * len(tensors(checkpoints[0]))
+    assert max(most) <= 3
 
 
 def test_one_checkpoint_is_its_own_average(tmp_path):

@@ -1,15 +1,20 @@
 """Markers of complete checkpoints, and what is resumed from when some are not."""
 
+import errno
 import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from vanilla_transformer.checkpointing import (
     MARKER_FILE,
     CompleteCheckpointCallback,
     check_resumable,
+    is_disk_full,
     last_complete_checkpoint,
     mark_complete,
     what_is_missing,
@@ -65,6 +70,42 @@ def test_a_named_folder_is_checked(tmp_path, caplog):
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="0 bytes and had 100"):
         check_resumable(folder)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="a device that is always full is Linux's")
+def test_what_torch_says_of_a_full_disk_is_understood():
+    with pytest.raises((OSError, RuntimeError)) as caught:
+        torch.save({"weights": torch.zeros(100_000)}, "/dev/full")
+    assert is_disk_full(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        # safetensors 0.6, seen on a full disk
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (RuntimeError("CUDA out of memory"), False),
+    ],
+)
+def test_a_full_disk_is_told_from_other_errors(error, full):
+    assert is_disk_full(error) is full
+
+
+def test_the_best_checkpoint_of_a_moved_run_is_found(tmp_path):
+    folder = write(tmp_path, 5)
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    for best, found in (
+        ("/gone/checkpoint-5", str(folder)),
+        ("/gone/checkpoint-6", "/gone/checkpoint-6"),
+        (str(folder), str(folder)),
+        (None, None),
+    ):
+        state = SimpleNamespace(best_model_checkpoint=best)
+        CompleteCheckpointCallback().on_train_begin(args, state, None)
+        assert state.best_model_checkpoint == found
 
 
 def test_the_callback_marks_what_was_saved_and_unmarks_what_is_written_over(tmp_path):

@@ -4,6 +4,7 @@ import builtins
 import logging
 import math
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,19 @@ def test_only_the_first_process_writes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_was_cleared_away_does_not_end_the_training(tmp_path):
+    callback, args = RunHistoryCallback(), SimpleNamespace(output_dir=str(tmp_path / "run"))
+    callback.on_train_begin(args, state(0), None)
+    for step in (1, 2):
+        callback.on_log(args, state(step), None, logs={"loss": 2.0})
+        if step == 1:
+            shutil.rmtree(tmp_path / "run")
+    assert [entry["step"] for entry in read_history(tmp_path / "run" / "history.jsonl")] == [2]
+    shutil.rmtree(tmp_path / "run")
+    callback.on_train_end(args, state(2), None)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_damaged_history_is_named(tmp_path):
     path = tmp_path / "history.jsonl"
     path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
@@ -131,6 +145,13 @@ def test_each_known_trouble_is_told_once_with_its_remedy(tmp_path, caplog, entri
     assert len(warnings) == 1
     assert re.search(message, warnings[0])
     assert warnings[0].endswith("docs/troubleshooting.md.")
+
+
+def test_translations_that_go_wrong_again_are_told_again(tmp_path, caplog):
+    percentages = [100.0, 60.0, 2.0, 30.0, 40.0]  # untrained, better, good, broken
+    entries = [(step, {"eval_loss": 3.0, "eval_unended_percent": p}) for step, p in enumerate(percentages)]
+    play(TroubleWarningCallback(), tmp_path, entries)
+    assert [record.getMessage()[:15] for record in caplog.records] == ["Update 0: 100% ", "Update 3: 30% o"]
 
 
 @pytest.mark.parametrize(

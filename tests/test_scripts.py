@@ -2,8 +2,11 @@
 
 import gzip
 import importlib.util
+import inspect
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +15,11 @@ import numpy as np
 import pytest
 import sacrebleu
 import transformers
+import yaml
 from packaging.version import Version
 from safetensors.numpy import load_file
 
-from vanilla_transformer import modeling_vanilla_transformer
+from vanilla_transformer import VanillaTransformerConfig, modeling_vanilla_transformer
 from vanilla_transformer.phrase_grammar import generate_splits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,11 +28,13 @@ TINY = "--preset tiny --d_model 32 --encoder_layers 1 --decoder_layers 1 --encod
 SHORT = "--max_steps 6 --warmup_steps 4 --peak_lr 0.003 --max_tokens_per_batch 1500 --bf16 false --report_to none"
 
 
-def run(script: str, *arguments: object, stdin: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, without a network, and check how it ended."""
+def run(
+    script: str, *arguments: object, stdin: str = "", status: int = 0, launcher: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, or in those of a launcher, without a network, and check how it ended."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     result = subprocess.run(
-        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        [sys.executable, *launcher, SCRIPTS / script, *map(str, arguments)],
         input=stdin,
         capture_output=True,
         text=True,
@@ -53,12 +59,10 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(corpus, tmp_path_factory):
-    """A checkpoint of six updates, and what the run printed."""
-    folder = tmp_path_factory.mktemp("runs") / "model"
+def train_on(corpus, folder, *more: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Train for six updates."""
     files = {name: [corpus / f"{name}.en", corpus / f"{name}.de"] for name in ("train", "val", "test")}
-    result = run(
+    return run(
         "train.py",
         *("--train_file", *files["train"], "--validation_file", *files["val"], "--test_file", *files["test"]),
         *("--source_lang", "en", "--target_lang", "de", "--vocab_size", 400, "--output_dir", folder),
@@ -66,8 +70,16 @@ def trained(corpus, tmp_path_factory):
         *SHORT.split(),
         *("--eval_strategy", "steps", "--eval_steps", 3, "--save_steps", 3, "--license", "cc0-1.0"),
         *("--load_best_model_at_end", "true", "--metric_for_best_model", "loss", "--generation_max_length", 8),
+        *("--early_stopping_patience", 5, *more),
+        launcher=launcher,
     )
-    return folder, result
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A checkpoint of six updates, and what the run printed."""
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    return folder, train_on(corpus, folder)
 
 
 def test_train_writes_a_whole_checkpoint(trained):
@@ -98,6 +110,45 @@ def test_train_writes_a_whole_checkpoint(trained):
     assert last.startswith("result: test BLEU ")
     assert metrics["scores"]["test"]["bleu_signature"] in last
     assert str(folder) in last
+
+
+def test_train_stops_early_if_asked(trained):
+    state = json.loads((trained[0] / "checkpoint-6" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 5
+
+
+def test_train_goes_on_from_the_last_complete_checkpoint_and_ends_the_same(trained, corpus, tmp_path):
+    whole, _ = trained
+    folder = shutil.copytree(whole, tmp_path / "model")
+    os.truncate(folder / "checkpoint-6" / "optimizer.pt", 100)
+    (folder / "model.safetensors").unlink()
+    result = train_on(corpus, folder, "--resume_from_checkpoint", "true")
+    assert "checkpoint-6: optimizer.pt has 100 bytes" in result.stderr
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    histories = [
+        [json.loads(line)["step"] for line in (run / "history.jsonl").read_text().splitlines()]
+        for run in (folder, whole)
+    ]
+    assert histories[0] == histories[1]
+
+
+def test_train_in_two_processes_writes_everything_once(corpus, tmp_path):
+    folder = tmp_path / "model"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    result = train_on(corpus, folder, "--use_cpu", "true", launcher=launcher)
+    assert result.stdout.count("result: test BLEU ") == 1
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in history if "eval_loss" in entry] == [3, 6]
+    assert [entry["train_loss"] for entry in history if "train_loss" in entry] != []
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert (metrics["updates"], metrics["scores"]["test"]["num_sentences"]) == (6, 20)
+    assert {"README.md", "model.safetensors", "tokenizer.json", "curves.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert {path.name for path in (folder / "checkpoint-6").glob("rng_state_*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
 
 
 def test_train_fills_the_model_card_from_the_run(trained):
@@ -425,17 +476,56 @@ def test_train_refuses(case, corpus, tmp_path, monkeypatch, capsys):
         ("--model {model} --input {tmp}/nowhere.txt", "nowhere.txt"),
         ("--model {model} --output {model}/config.json", "exists already"),
         ("--model {model} --input {tmp}/bytes.txt", "bytes.txt"),
-        ("--model {model} --batch_size 0", "batch_size=0"),
+        ("--model {model} --batch_size 0", "--batch_size 0 must be at least 1"),
+        ("--model {model} --max_tokens_per_batch -1", "--max_tokens_per_batch -1 must be at least 0"),
+        ("--model {model} --buffer_size 0", "--buffer_size 0 must be at least 1"),
     ],
 )
 def test_translate_refuses(arguments, expected, trained, tmp_path, monkeypatch, capsys):
     (tmp_path / "bytes.txt").write_bytes(b"good\nbad \xff\n")
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 - the script reads it
     words = arguments.format(model=trained[0], tmp=tmp_path).split()
-    if "--n_best" in words or "--batch_size" in words:
+    if "--n_best" in words:
         (tmp_path / "in.txt").write_text("We see.\n")
         words += ["--input", str(tmp_path / "in.txt")]
     assert expected in refused(load("translate"), words, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("words", ["--batch_size 0", "--max_tokens_per_batch -1"])
+def test_evaluate_refuses_batches_of_nothing(words, monkeypatch, capsys):
+    assert f"{words} must be at least" in refused(
+        load("evaluate"), ["--model", "x", *words.split()], monkeypatch, capsys
+    )
+
+
+@pytest.mark.parametrize("script", ["translate", "evaluate"])
+def test_batches_keep_to_the_token_budget(script, trained, corpus, tmp_path, monkeypatch):
+    shapes = []
+    model = modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
+    generate = model.generate
+
+    def spy(self, **kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        return generate(self, **kwargs)
+
+    monkeypatch.setattr(model, "generate", spy)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
+    files = {
+        "translate": ["--input", corpus / "test.en"],
+        "evaluate": ["--test_file", corpus / "test.en", corpus / "test.de"],
+    }[script]
+    for budget in (90, 0):
+        shapes.clear()
+        words = [*files, "--output", tmp_path / f"out{budget}", "--max_tokens_per_batch", budget]
+        words += ["--model", trained[0], "--max_new_tokens", 2]
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
+        load(script).main()
+        assert sum(rows for rows, _ in shapes) == 20
+        if budget:
+            assert len(shapes) > 2
+            assert max(rows for rows, _ in shapes) > 1
+            assert max(rows * width for rows, width in shapes) <= budget
+    assert (tmp_path / "out90").read_text(encoding="utf-8") == (tmp_path / "out0").read_text(encoding="utf-8")
 
 
 def test_evaluate_refuses_to_overwrite(trained, corpus, tmp_path, monkeypatch, capsys):
@@ -465,6 +555,19 @@ def test_recipes_hold_known_flags_and_values(recipe, tmp_path, monkeypatch, caps
     source = ("--dataset_name", "nowhere") if "dataset_name" in recipe.read_text() else ("--train_file", "nowhere.tsv")
     words = [recipe, "--output_dir", tmp_path / "new", "--use_cpu", *source]
     assert "nowhere" in refused(load("train"), words, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("recipe", sorted((SCRIPTS / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_say_what_they_need_and_what_they_give(recipe):
+    text = recipe.read_text(encoding="utf-8")
+    for fact in ("Data", "Size", "Hardware", "Time", "Score"):
+        assert re.search(rf"^# {fact}: .{{10}}", text, re.MULTILINE), fact
+    settings = yaml.safe_load(text)
+    parameters = inspect.signature(VanillaTransformerConfig.__init__).parameters
+    fields = {name: value for name, value in settings.items() if name in parameters}
+    config = getattr(VanillaTransformerConfig, settings["preset"])(**fields)
+    (millions,) = re.findall(r"([\d.]+) million parameters", text)
+    assert float(millions) == pytest.approx(config.num_trainable_parameters() / 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize(

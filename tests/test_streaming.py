@@ -1,7 +1,9 @@
 """The promises of batches from a stream, over random streams."""
 
 import itertools
+import logging
 import random
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -11,7 +13,9 @@ from torch.utils.data import DataLoader
 
 import vanilla_transformer as vt
 from vanilla_transformer.batching import TokenBudgetBatchSampler
+from vanilla_transformer.dataloading import token_budget_dataloader
 from vanilla_transformer.streaming import BpeDropoutPairs, TokenBudgetStream
+from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=40, max_size=300)
 
@@ -94,7 +98,8 @@ def test_a_worker_reads_the_same_and_several_are_refused():
         list(DataLoader(stream, batch_size=None, num_workers=2, collate_fn=list))
 
 
-def test_longer_pairs_are_an_error_or_a_counted_drop():
+def test_longer_pairs_are_an_error_or_a_counted_drop(caplog):
+    caplog.set_level(logging.INFO, logger="vanilla_transformer")
     pairs = pairs_of([(3, 3), (50, 3), (3, 3), (3, 60)])
     with pytest.raises(ValueError, match="Pair 1 of the stream has 50 source and 3 target tokens"):
         list(TokenBudgetStream(pairs, 40))
@@ -102,6 +107,9 @@ def test_longer_pairs_are_an_error_or_a_counted_drop():
     for _ in range(2):
         assert sorted(n for batch in numbers(stream) for n in batch) == [0, 2]
         assert stream.dropped == 2
+        assert "Dropped: pair 1 of the stream" in caplog.text
+        assert "in pass 0 over the stream: 2 longer pairs" in caplog.text
+        caplog.clear()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +182,24 @@ def test_bpe_dropout_in_batches_keeps_the_budget(texts, tokenizer):
     for batch in batches:
         for side in ("input_ids", "labels"):
             assert len(batch) * max(len(pair[side]) for pair in batch) <= 200
+
+
+def test_processes_draw_pieces_of_their_own_and_share_the_pairs(texts, tokenizer):
+    """The pieces differ between processes, and so would the batches that one stream is cut into."""
+    seen = []
+    for rank in range(3):
+        trainer = SimpleNamespace(
+            args=VanillaTransformerTrainingArguments("unused", use_cpu=True, seed=5),
+            train_dataset=BpeDropoutPairs(texts, tokenizer, 0.3, seed=2),
+            model=None,
+            data_collator=None,
+            accelerator=SimpleNamespace(process_index=rank, num_processes=3, device=None),
+            _get_collator_with_removed_columns=lambda collator, description: list,
+        )
+        loader = token_budget_dataloader(trainer, 120)
+        pairs = itertools.islice(itertools.chain.from_iterable(loader), len(texts) // 3)  # a pass
+        seen.append([tokenizer.decode(pair["input_ids"], skip_special_tokens=True) for pair in pairs])
+    assert sorted(itertools.chain.from_iterable(seen)) == sorted(texts["source"])
 
 
 @pytest.mark.parametrize("dropout", [0.0, -0.1, 1.5])

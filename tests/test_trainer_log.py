@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from test_trainer import RecordingTrainer, make_dataset, make_model, make_tokenizer, make_trainer
 
 from vanilla_transformer.metrics import build_compute_metrics
-from vanilla_transformer.monitoring import RunHistoryCallback, read_history
+from vanilla_transformer.monitoring import RunHistoryCallback, TroubleWarningCallback, read_history
 from vanilla_transformer.trainer import VanillaTransformerTrainer
 
 
@@ -125,6 +126,17 @@ def test_translations_without_end_and_copies_are_counted(tmp_path) -> None:
     metrics = trainer.evaluate()
     assert metrics["eval_unended_percent"] == pytest.approx(30.0)
     assert metrics["eval_copied_percent"] == pytest.approx(20.0)
+
+
+def test_a_loss_that_is_not_finite_shows_in_the_log_and_is_warned_of(tmp_path, caplog) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight[5, 0] = math.nan
+    trainer = make_trainer(tmp_path, model=model, max_steps=2, callbacks=[TroubleWarningCallback()])
+    trainer.train()
+    assert math.isnan(trainer.state.log_history[0]["loss"])
+    assert "Update 1: loss nan" in caplog.text
+    assert "go back to the last checkpoint" in caplog.text
 
 
 def test_without_translations_nothing_is_said_of_their_end(tmp_path) -> None:

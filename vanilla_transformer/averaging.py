@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from .checkpointing import checkpoints_of
+from .training_arguments import LOWER_IS_BETTER
 
 # Fields of config.json that say where a model comes from, not what it is.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
@@ -32,7 +33,6 @@ _RUN_FILES = re.compile(
     r"optimizer.*|scheduler.*|scaler.*|rng_state.*|global_step.*|trainer_state\.json|training_args\.bin"
     r"|README\.md|model_card\.json|metrics\.json|complete\.json"
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "ter")
 
 
 def average_checkpoints(checkpoints: Sequence[str | Path], output_dir: str | Path) -> Path:
@@ -188,7 +188,7 @@ def best_checkpoints(
     """
     name = metric if metric.startswith("eval_") else f"eval_{metric}"
     if greater_is_better is None:
-        greater_is_better = not name.endswith(_LOWER_IS_BETTER)
+        greater_is_better = not name.endswith(LOWER_IS_BETTER)
     found = _checkpoints(run_dir, count)
     log = json.loads((found[max(found)] / "trainer_state.json").read_text("utf-8"))["log_history"]
     values = {entry["step"]: entry[name] for entry in log if name in entry}

@@ -22,6 +22,8 @@ from transformers import TrainerCallback
 logger = logging.getLogger(__name__)
 
 MARKER_FILE = "complete.json"
+# What safetensors and torch say when nothing more can be written.
+_DISK_FULL = ("No space left", "PytorchStreamWriter failed writing", "iostream error", "] . unexpected pos ")
 
 
 class CompleteCheckpointCallback(TrainerCallback):
@@ -29,6 +31,13 @@ class CompleteCheckpointCallback(TrainerCallback):
 
     `VanillaTransformerTrainer` has it by itself; add it to the callbacks of another Trainer, as the last one.
     """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Find the best checkpoint of a run whose folder was moved since."""
+        if state.best_model_checkpoint and not Path(state.best_model_checkpoint).is_dir():
+            moved = Path(args.output_dir, Path(state.best_model_checkpoint).name)
+            if moved.is_dir():
+                state.best_model_checkpoint = str(moved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the mark from a checkpoint that may be written over now: a run went back and comes by once more."""
@@ -150,8 +159,14 @@ def check_resumable(checkpoint: str | Path) -> None:
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error of writing a checkpoint means that there is no room for it.
 
-    safetensors and torch report it in words of their own, without an `errno`.
+    safetensors and torch report it in words of their own, without an `errno`; torch (2.5 to 2.13) may raise a second
+    error while it closes the file, behind which the first one is hidden.
     """
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(words in str(error) for words in ("No space left", "PytorchStreamWriter failed writing"))
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(words in str(found) for words in _DISK_FULL):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_utils import seed_worker
 
 from .batching import LongestFirstSampler, TokenBudgetBatchSampler, sequence_lengths
-from .streaming import TokenBudgetStream, stream_loader
+from .streaming import BpeDropoutPairs, TokenBudgetStream, stream_loader
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,16 @@ def token_budget_dataloader(
     # columns.
     collator = trainer._get_collator_with_removed_columns(trainer.data_collator, description="Training")
     if is_stream(dataset):
+        rank, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        if isinstance(dataset, BpeDropoutPairs):
+            # Each process draws pieces of its own: no two see one stream of which each could keep its batches.
+            dataset.share, rank, processes = (rank, processes), 0, 1
         stream = TokenBudgetStream(
             dataset,
             max_tokens_per_batch,
             seed=seed,
-            rank=trainer.accelerator.process_index,
-            num_replicas=trainer.accelerator.num_processes,
+            rank=rank,
+            num_replicas=processes,
             too_long=too_long,
             repeat=True,  # else a resumed run would look for its place in the first pass alone
             source_column=column,

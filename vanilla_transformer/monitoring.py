@@ -64,14 +64,16 @@ class RunHistoryCallback(TrainerCallback):
         if state.is_world_process_zero and logs:
             seconds = round(time.perf_counter() - self._began, 2)
             line = {"step": state.global_step, "epoch": state.epoch, "seconds": seconds, **logs}
-            with Path(args.output_dir, HISTORY_FILE).open("a", encoding="utf-8") as file:
+            path = Path(args.output_dir, HISTORY_FILE)
+            path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away: no reason to stop
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False, default=float) + "\n")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Draw the curves."""
-        if not state.is_world_process_zero:
-            return
         folder = Path(args.output_dir)
+        if not (state.is_world_process_zero and (folder / HISTORY_FILE).is_file()):
+            return
         try:
             draw_curves(folder / HISTORY_FILE, folder / CURVES_FILE)
         except ImportError:
@@ -137,6 +139,8 @@ def draw_curves(history: str | Path, picture: str | Path) -> None:
 class TroubleWarningCallback(TrainerCallback):
     """Warns, once for each trouble, when a training goes wrong in a known way, and says what to do.
 
+    Of translations it warns again when the trouble had passed and comes back.
+
     It sees losses and gradients that are not finite, a norm of the gradients far above its usual, a validation loss
     that rises while the training loss falls, translations that never end and translations that copy their source. The
     last two need the percentages "eval_unended_percent" and "eval_copied_percent", which `VanillaTransformerTrainer`
@@ -176,7 +180,8 @@ class TroubleWarningCallback(TrainerCallback):
 
     def _look_at_training(self, step: int, logs: dict[str, Any]) -> None:
         loss, norm = (float(logs.get(name, 0.0)) for name in ("loss", "grad_norm"))
-        # The library hides a loss that is not finite behind a mean (`logging_nan_inf_filter`): the norm shows it.
+        # The library's own arguments hide a loss that is not finite behind a mean (`logging_nan_inf_filter`): the norm
+        # shows it then.
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._warn(
                 "not finite",
@@ -231,8 +236,12 @@ class TroubleWarningCallback(TrainerCallback):
             ),
         ):
             value = logs.get(f"eval_{name}")
-            if value is not None and float(value) >= limit:
+            if value is None:
+                continue
+            if float(value) >= limit:
                 self._warn(name, step, f"{float(value):.0f}% {problem}", remedy)
+            else:
+                self.warned.discard(name)  # the first evaluations are often bad: that must not hide a later trouble
 
     def _warn(self, kind: str, step: int, what: str, remedy: str) -> None:
         if kind not in self.warned:

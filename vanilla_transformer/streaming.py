@@ -7,6 +7,7 @@ What `TokenBudgetBatchSampler` promises for a data set in memory holds here, too
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,8 @@ from .tokenizer_training import bpe_dropout
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Pair = Mapping[str, Any]
 
@@ -45,7 +48,7 @@ class TokenBudgetStream(IterableDataset[list[Pair]]):
         rank: This process, from 0.
         num_replicas: Number of processes that share the batches.
         too_long: What to do with a pair of which one side is longer than the budget: "error", or "drop", which counts
-            it in `dropped`.
+            it in `dropped` and, at the end of a pass, in the log.
         repeat: Whether to go on with the next epoch after the last pair, again and again, as a Trainer needs it that
             counts updates: it can only skip batches within what it takes for one pass.
         source_column: The column that holds the source's tokens.
@@ -128,6 +131,8 @@ class TokenBudgetStream(IterableDataset[list[Pair]]):
             sampler.set_epoch((self.epoch + number) * (self.epoch + number + 1) // 2 + number)
             for indices in itertools.islice(sampler, self.rank, None, self.num_replicas):
                 yield [buffer[index] for index in indices]
+        if self.dropped and self.rank == 0:
+            logger.info("Dropped in pass %d over the stream: %s longer pairs.", self.epoch, f"{self.dropped:,}")
 
     def _buffers(self) -> Iterator[list[Pair]]:
         """The stream in parts of `buffer_size`; the last is never so short that a process would go without a batch."""
@@ -152,6 +157,8 @@ class TokenBudgetStream(IterableDataset[list[Pair]]):
                 yield pair
             elif self.too_long == "drop":
                 self.dropped += 1
+                if self.dropped == 1 and self.rank == 0:  # a pass may take days
+                    logger.info("Dropped: pair %s of the stream and those as long that follow.", f"{number:,}")
             else:
                 raise ValueError(
                     f"Pair {number:,} of the stream has {sides[0]:,} source and {sides[1]:,} target tokens, more than "
@@ -167,13 +174,17 @@ class BpeDropoutPairs(IterableDataset[Pair]):
     helps where there is little text. Since lengths change with the pieces, the pairs are a stream; give it to
     `VanillaTransformerTrainer`, or to a `TokenBudgetStream`. Evaluate and translate with the tokenizer as it is. The
     order depends on the seed and the epoch; the pieces are drawn by the `tokenizers` library, which takes no seed, so
-    that two runs, and a run and its resumption, differ.
+    that two runs, and a run and its resumption, differ. So do several processes, which therefore cannot find their
+    shares in one stream: each reads the pairs of its own `share`.
 
     Args:
         texts: The columns "source" and "target".
         tokenizer: A fast tokenizer with a BPE model.
         dropout: Probability of leaving a merge out, in (0, 1]; the paper's is 0.1.
         seed: Seed of the order, >= 0.
+
+    Attributes:
+        share: (rank, number of processes): of the epoch's order every so many pairs, from the rank-th on, come.
 
     Raises:
         ValueError: If the tokenizer has no BPE model or the probability is out of its range.
@@ -194,6 +205,7 @@ class BpeDropoutPairs(IterableDataset[Pair]):
         self.dropout = dropout
         self.seed = seed
         self.epoch = 0
+        self.share = 0, 1
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, whose order the next iteration has."""
@@ -201,7 +213,8 @@ class BpeDropoutPairs(IterableDataset[Pair]):
 
     def __iter__(self) -> Iterator[Pair]:
         """The pairs as "input_ids" and "labels"."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.texts))
+        rank, processes = self.share
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.texts))[rank::processes]
         for start in range(0, len(order), self.ROWS):
             rows = self.texts[order[start : start + self.ROWS]]
             with bpe_dropout(self.tokenizer, self.dropout):

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import datasets
@@ -22,7 +23,13 @@ from transformers import DataCollatorForSeq2Seq, EvalPrediction, PreTrainedToken
 from transformers.trainer_utils import EvalLoopOutput
 
 from .batching import LongestFirstSampler, TokenBudgetBatchSampler, sequence_lengths
-from .checkpointing import CompleteCheckpointCallback, check_resumable, is_disk_full, last_complete_checkpoint
+from .checkpointing import (
+    CompleteCheckpointCallback,
+    check_resumable,
+    checkpoints_of,
+    is_disk_full,
+    last_complete_checkpoint,
+)
 from .dataloading import is_stream, sampler_of, token_budget_dataloader
 from .model_card import ModelCardMixin
 from .optimization import get_noam_schedule
@@ -118,7 +125,8 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
             **kwargs: As in the library.
 
         Raises:
-            FileNotFoundError: If there is nothing to resume from.
+            FileNotFoundError: If there is nothing to resume from; after training, if the best checkpoint, whose
+                weights were to be loaded, was removed.
             ValueError: If what there is to resume from is not complete.
             OSError: If the disk is full; the message says which checkpoint is the last complete one.
         """
@@ -132,7 +140,7 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
             check_resumable(resume_from_checkpoint)
         self._throughput = _Throughput()
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
         except (OSError, RuntimeError, SafetensorError) as error:
             if not is_disk_full(error):
                 raise
@@ -141,6 +149,18 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
                 f"The disk is full: update {self.state.global_step:,} could not be saved in {folder}. What was saved "
                 "before is complete. Make room, lower save_total_limit, and go on with resume_from_checkpoint=True",
             ) from error
+        self._check_best_was_there()
+        return result
+
+    def _check_best_was_there(self) -> None:
+        """Raise if the best checkpoint was removed: the library only logs that it kept the last weights instead."""
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best and self.is_world_process_zero() and not Path(best).is_dir():
+            there = ", ".join(path.name for _, path in sorted(checkpoints_of(self.args.output_dir).items()))
+            raise FileNotFoundError(
+                f"The best checkpoint, {best}, was removed, so the model has the weights of the last update, not the "
+                f"best. The run is done and what else was saved is there: {there or 'nothing'}."
+            )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """The library's step; counts tokens."""

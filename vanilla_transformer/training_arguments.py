@@ -15,6 +15,9 @@ from transformers.utils import is_torch_bf16_gpu_available
 PAPER_MAX_STEPS = 100_000
 PAPER_MAX_TOKENS_PER_BATCH = 25_000
 
+# Ends of the names of metrics of which a lower value is the better one.
+LOWER_IS_BETTER = ("loss", "perplexity", "ter", "unended_percent", "copied_percent")
+
 # What the library does if nothing is said; a value that differs was set by the user.
 LIBRARY_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Seq2SeqTrainingArguments)}
 
@@ -52,6 +55,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             torch a CPU computes in float32 unless told otherwise). On one core with AVX512-BF16 a training step of
             1,200 tokens took, against float32, 0.65 of the time at d_model 512 and 0.8 at 256, but 1.25 times as long
             at 128: for so small a model on a CPU pass False.
+        logging_nan_inf_filter: False: a loss that is not finite shows in the log. (The library puts the mean of the
+            others in its place.)
+        greater_is_better: By default False for a loss, also for a perplexity and TER, else True.
         ddp_find_unused_parameters: False: the model uses all its parameters, so the search is wasted time.
         label_smoothing_factor: Must stay 0: smoothing is the model's own (`config.label_smoothing`).
 
@@ -103,6 +109,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         default=False,
         metadata={"help": "Whether to train on the CPU; set by itself where bf16 is on and there is no accelerator."},
     )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether to hide a loss that is not finite behind the mean of the others."}
+    )
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Whether DDP looks for unused parameters; the model has none."}
     )
@@ -113,6 +122,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         self._check_batches()
         self._choose_length_of_training()
         self._choose_precision()
+        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith(LOWER_IS_BETTER):
+            self.greater_is_better = False  # the library knows it of a loss alone
         super().__post_init__()
         if self.max_tokens_per_batch is not None:
             for name in ("split_batches", "dispatch_batches"):
