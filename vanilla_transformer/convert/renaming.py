@@ -1,0 +1,141 @@
+"""Rename tables between another system's tensors and ours, strict both ways, and folders that appear whole or not at all.
+
+A table has a row for each tensor: their name to our name, "{i}" for the number of a layer. What is in no row, what a
+row asks for and is not there, and what has another shape is an error that lists all of it; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+Table = Mapping[str, str]
+_SHOWN = 12
+
+
+class ConversionError(ValueError):
+    """A model that cannot be converted as it is; the message says what does not fit."""
+
+
+def invert(table: Table) -> dict[str, str]:
+    """Return the table for the other direction."""
+    inverse = {ours: theirs for theirs, ours in table.items()}
+    if len(inverse) != len(table):
+        raise ValueError("A table with two rows for one of our tensors has no inverse.")
+    return inverse
+
+
+def rename(
+    tensors: Mapping[str, Tensor],
+    table: Table,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    system: str,
+    ignored: Sequence[str] = (),
+) -> dict[str, Tensor]:
+    """Return `tensors` under the names of the other side of `table`.
+
+    Args:
+        tensors: The source's tensors by its own names.
+        table: Source name → target name, with "{i}" for numbers.
+        shapes: The shape of every tensor that the target has to get, by its name there.
+        system: Name of the other system, for messages.
+        ignored: Source names (with "{i}") that carry nothing: buffers and copies. Each use says why in a comment.
+
+    Raises:
+        ConversionError: Unknown, missing or misshapen tensors, all of them in one message.
+    """
+    rows = [(_pattern(source), target) for source, target in table.items()]
+    skipped = [_pattern(name) for name in ignored]
+    found: dict[str, Tensor] = {}
+    unknown: list[str] = []
+    for name, tensor in tensors.items():
+        for pattern, target in rows:
+            match = pattern.fullmatch(name)
+            if match:
+                found[target.replace("{i}", match.groups()[0] if match.groups() else "")] = tensor
+                break
+        else:
+            if not any(pattern.fullmatch(name) for pattern in skipped):
+                unknown.append(name)
+    problems = [f"unknown: {name}" for name in sorted(unknown)]
+    problems += [f"missing: {_source_name(name, table)}" for name in shapes if name not in found]
+    problems += [
+        f"no place for: {_source_name(name, table)} (the configuration has no {name})"
+        for name in found
+        if name not in shapes
+    ]
+    problems += [
+        f"wrong shape: {_source_name(name, table)} is {list(found[name].shape)}, {list(shape)} is needed"
+        for name, shape in shapes.items()
+        if name in found and list(found[name].shape) != list(shape)
+    ]
+    if problems:
+        shown = "\n  ".join(problems[:_SHOWN]) + (
+            f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
+        )
+        raise ConversionError(
+            f"The tensors do not fit between {system} and this model; nothing was converted:\n  {shown}"
+        )
+    return {name: found[name] for name in shapes}
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(re.escape("{i}"), r"(\d+)"))
+
+
+def _source_name(name: str, table: Table) -> str:
+    for source, target in table.items():
+        match = _pattern(target).fullmatch(name)
+        if match:
+            return source.replace("{i}", match.groups()[0] if match.groups() else "")
+    return name
+
+
+def own_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's tensors by name, each tied matrix once, under the name that the others copy."""
+    copies = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in copies}
+
+
+def own_tensors(model: Any) -> dict[str, Tensor]:
+    """Return a model's tensors by name, each tied matrix once."""
+    state = model.state_dict()
+    return {name: state[name] for name in own_shapes(model)}
+
+
+def load_own_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model the tensors of `own_shapes`, converted to its own types; tied copies follow."""
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)  # tied names are one storage
+    model.tie_weights()
+
+
+@contextlib.contextmanager
+def whole_folder(output_dir: str | Path) -> Iterator[Path]:
+    """Give a folder to write into that takes the place of `output_dir` at the end, and is gone after an error.
+
+    Raises:
+        ConversionError: `output_dir` exists and is not an empty folder.
+    """
+    output = Path(output_dir)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConversionError(f"{output} exists and is not an empty folder: choose another place to write to.")
+    scratch = output.with_name(f".{output.name}.incomplete")
+    shutil.rmtree(scratch, ignore_errors=True)  # of a conversion that was killed
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        if output.exists():
+            output.rmdir()
+        scratch.rename(output)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
