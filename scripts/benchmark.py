@@ -1,0 +1,336 @@
+r"""Measure this package beside its peers, in pairs, on this machine: time, memory, share of what the hardware can do.
+
+    python scripts/benchmark.py all                                    # generated text; within half an hour
+    python scripts/benchmark.py train --size small --vocab_size 8000
+    python scripts/benchmark.py train --data train.en train.de
+    python scripts/benchmark.py decode --checkpoint runs/en-de --test_data test.en test.de
+    python scripts/benchmark.py learn --data train.en train.de --test_data val.en val.de --minutes 15
+    python scripts/benchmark.py loss | load | growth
+    python scripts/benchmark.py gpu --device cuda                      # base and big, bf16; some minutes
+
+The first word says what is measured. Peers: MarianMT under the library's Trainer, torch.nn.Transformer in a plain loop,
+MarianMT's generate, CTranslate2 (pip install 'vanilla-transformer[ctranslate2]'). The contenders run by turns; medians
+and ratios within a round are reported. The method and our results: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
+
+from arguments import clear_errors, parse, wants_help
+
+COMMANDS = ("train", "loss", "decode", "load", "growth", "learn", "gpu", "all")
+
+
+@dataclass
+class BenchmarkArguments:
+    """What to measure with; every command takes what it needs of it."""
+
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    size: list[str] | None = field(default=None, metadata={"help": "Of tiny, small, base and big."})
+    vocab_size: list[int] | None = field(default=None, metadata={"help": "Vocabulary sizes (train)."})
+    data: list[str] | None = field(
+        default=None, metadata={"help": "A parallel corpus in one file or two; default: generated token ids."}
+    )
+    test_data: list[str] | None = field(
+        default=None, metadata={"help": "What is translated (decode) or validated on (learn)."}
+    )
+    checkpoint: str | None = field(
+        default=None, metadata={"help": "A trained model for decode; default: one trained on the embedded grammar."}
+    )
+    num_beams: int = field(default=4, metadata={"help": "Beams (decode)."})
+    tokens_per_update: int = field(default=4096, metadata={"help": "Real target tokens an update (train)."})
+    updates: int = field(default=2, metadata={"help": "Updates a round (train)."})
+    rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
+    minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
+    threads: int = field(default=2, metadata={"help": "Threads of all contenders."})
+    precision: list[str] | None = field(default=None, metadata={"help": "fp32, bf16; default: the faster (train)."})
+    no_memory: bool = field(default=False, metadata={"help": "Do not measure memory."})
+    output: str | None = field(default=None, metadata={"help": "File for all figures as JSON."})
+    plot: str | None = field(default=None, metadata={"help": "File for the picture (growth, learn), a PNG."})
+
+
+def main() -> None:
+    """Measure, print tables, write the figures."""
+    command = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in COMMANDS else None
+    if command is None and not wants_help(sys.argv[1:]):
+        given = f", not {sys.argv[1]!r}" if len(sys.argv) > 1 else ""
+        raise SystemExit(f"benchmark.py: error: the first word must be one of {', '.join(COMMANDS)}{given}")
+    (arguments,) = parse(sys.argv[2:] if command else sys.argv[1:], __doc__, [BenchmarkArguments])
+    with clear_errors():
+        prepare(arguments)
+    bench = Benchmark(arguments)
+    for name in ("train", "loss", "decode", "load", "growth") if command == "all" else (command,):
+        start = time.perf_counter()
+        getattr(bench, str(name))()
+        print(f"\n({name}: {time.perf_counter() - start:.0f} s)\n", flush=True)
+        if arguments.output:
+            Path(arguments.output).write_text(json.dumps(bench.results, indent=1), encoding="utf-8")
+
+
+def prepare(arguments: Any) -> None:
+    """Check what was asked for, and set the number of threads before anything runs."""
+    import torch
+    from transformers.utils import logging
+
+    from benchmarking.workload import SIZES
+
+    for size in arguments.size or ():
+        if size not in SIZES:
+            raise ValueError(f"--size {size} is unknown: choose of {', '.join(SIZES)}")
+    for precision in arguments.precision or ():
+        if precision not in ("fp32", "bf16"):
+            raise ValueError(f"--precision {precision} is unknown: choose of fp32, bf16")
+    for name in ("threads", "rounds", "updates", "tokens_per_update", "num_beams"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {arguments.device} cannot be used: torch sees no GPU")
+    for path in [*(arguments.data or ()), *(arguments.test_data or ())]:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+class Benchmark:
+    """The commands, with the machine and the results so far."""
+
+    def __init__(self, arguments: Any) -> None:
+        from benchmarking import machine
+
+        self.arguments = arguments
+        self.machine = machine.describe(arguments.device)
+        self.results: dict[str, Any] = {"machine": self.machine}
+        print(machine.machine_line(self.machine) + "\n", flush=True)
+
+    def _sizes(self, *default: str) -> list[str]:
+        return self.arguments.size or list(default)
+
+    def train(self) -> None:
+        """Real target tokens a second of whole updates."""
+        from benchmarking import report, training
+        from benchmarking.workload import Workload, corpus_pairs, generated_pairs, word_tokenizer
+
+        arguments = self.arguments
+        gemm = {False: self.machine["gemm_fp32"], True: self.machine["gemm_bf16"]}
+        precisions = [name == "bf16" for name in arguments.precision or ("fp32", "bf16")]
+        for size in self._sizes("small", "base"):
+            for vocab_size in arguments.vocab_size or (8_000, 37_000):
+                if arguments.data:
+                    dataset, tokenizer = corpus_pairs(arguments.data, vocab_size, 40_000)
+                    what = f"{len(dataset):,} pairs of {arguments.data[0]}"
+                else:
+                    dataset, tokenizer = generated_pairs(vocab_size, 20_000), word_tokenizer(vocab_size)
+                    what = "generated pairs"
+                workload = Workload(size, vocab_size)
+                rows = training.benchmark(
+                    workload,
+                    dataset,
+                    tokenizer,
+                    tokens_per_update=arguments.tokens_per_update,
+                    updates=arguments.updates,
+                    rounds=arguments.rounds,
+                    device=arguments.device,
+                    gemm=gemm,
+                    precisions=precisions,
+                    with_memory=not arguments.no_memory,
+                )
+                self.results.setdefault("train", []).extend(rows)
+                print(f"Training, {workload}, {what}, {arguments.tokens_per_update:,} real target tokens an update\n")
+                print(report.training_table(rows), flush=True)
+                print()
+
+    def loss(self) -> None:
+        """The loss with its gradients, alone."""
+        from benchmarking import losses, report
+
+        rows = losses.benchmark(
+            [(256, 8_000), (512, 8_000), (512, 37_000)],
+            tokens=2048,
+            rounds=self.arguments.rounds,
+            device=self.arguments.device,
+            with_memory=not self.arguments.no_memory,
+        )
+        self.results["loss"] = rows
+        print("Output projection and smoothed loss, forward and backward, 2,048 tokens\n")
+        header = ["d_model, V", "precision", "fused ms", "plain ms", "ratio", "fused MB", "plain MB"]
+        print(
+            report.table(
+                header,
+                [
+                    [
+                        f"{row['d_model']}, {row['vocab_size']:,}",
+                        "bf16" if row["bf16"] else "fp32",
+                        f"{row[f'{losses.FUSED} seconds'] * 1e3:.0f}",
+                        f"{row[f'{losses.PLAIN} seconds'] * 1e3:.0f}",
+                        f"{row['plain_over_fused']:.2f}x",
+                        *(
+                            "-" if row.get(f"{kind} memory") is None else f"{row[f'{kind} memory'] / 1e6:,.0f}"
+                            for kind in (losses.FUSED, losses.PLAIN)
+                        ),
+                    ]
+                    for row in rows
+                ],
+            )
+        )
+
+    def decode(self) -> None:
+        """A trained model on its sentences, a random one at base size, and single sentences."""
+        from benchmarking import decoding, report
+        from benchmarking.workload import EOS, PAD, Workload, generated_pairs
+
+        arguments = self.arguments
+        with_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None and arguments.device == "cpu"
+        if not with_ctranslate2:
+            print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
+        common = {"rounds": arguments.rounds, "threads": arguments.threads, "with_ctranslate2": with_ctranslate2}
+        model, task, score, what = self._trained_model()
+        rows = decoding.benchmark(model, task, score=score, **common)
+        print(f"Decoding, {what}, {len(task.sources):,} sentences, {task.num_beams} beams\n")
+        print(report.decoding_table(rows, len(task.sources)), flush=True)
+        self.results["decode"] = rows
+        alone = decoding.latency(model, task, **common)
+        self.results["latency"] = alone
+        print("\nOne sentence alone, the same model\n")
+        cells = [[r["contender"], f"{r['seconds'] * 1e3:.0f}", f"{r['ours_over_this']:.2f}x"] for r in alone]
+        print(report.table(["contender", "ms a sentence", "ours fp32 is"], cells), flush=True)
+        for size in self._sizes("base"):
+            workload = Workload(size, 8_000)
+            sources = list(generated_pairs(workload.vocab_size, 256)["input_ids"])
+            forced = decoding.Task(sources, arguments.num_beams, 20, PAD, EOS)
+            rows = decoding.benchmark(workload.ours().eval().to(arguments.device), forced, **common)
+            print(f"\nDecoding, {workload}, random weights, {len(sources)} sentences, 20 forced tokens\n")
+            print(report.decoding_table(rows, len(sources)), flush=True)
+            self.results.setdefault("decode_random", []).extend(rows)
+
+    def _trained_model(self) -> tuple[Any, Any, Any, str]:
+        """The checkpoint and its sentences, or a model of the embedded grammar, trained if it is not there."""
+        import sacrebleu
+
+        from benchmarking import decoding
+        from loading import grammar_splits, load_model
+
+        arguments = self.arguments
+        folder = arguments.checkpoint or grammar_model()
+        model, tokenizer = load_model(folder, arguments.device, "float32", trust_remote_code=False)
+        if arguments.test_data:
+            from vanilla_transformer.corpus import load_parallel_files
+
+            pairs, _ = load_parallel_files(arguments.test_data)
+            sources, references = list(pairs["source"]), list(pairs["target"])
+        else:
+            test = grammar_splits(None).test
+            sources, references = [source for source, _ in test], [target for _, target in test]
+        ids = tokenizer(sources)["input_ids"]
+        config = model.config
+        task = decoding.Task(ids, arguments.num_beams, None, config.pad_token_id, config.eos_token_id)
+
+        def score(outputs: list[list[int]]) -> float:
+            texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+            return float(sacrebleu.corpus_bleu(texts, [references]).score)
+
+        what = f"{folder} on {arguments.test_data[0] if arguments.test_data else 'the embedded grammar'}"
+        return model, task, score, f"{what} ({config.encoder_layers}+{config.decoder_layers}, d_model {config.d_model})"
+
+    def load(self) -> None:
+        """From a fresh Python to a loaded model."""
+        from benchmarking import loading, report
+        from benchmarking.workload import Workload
+
+        for size in self._sizes("base"):
+            rows = loading.benchmark(Workload(size, 37_000), rounds=self.arguments.rounds)
+            self.results["load"] = rows
+            print(f"Loading, {size}\n")
+            cells = [
+                [
+                    row["contender"],
+                    f"{row['import_seconds']:.2f}",
+                    f"{row['load_seconds']:.2f}",
+                    f"{row['bytes'] / 1e6:,.0f}",
+                ]
+                for row in rows
+            ]
+            print(report.table(["model", "import s", "load s", "weights MB"], cells))
+
+    def growth(self) -> None:
+        """Curves of cost against length, batch, beams and vocabulary."""
+        from benchmarking import growth, machine, report
+        from benchmarking.workload import Workload
+
+        for size in self._sizes("small"):
+            curves = growth.benchmark(Workload(size, 8_000), rounds=self.arguments.rounds, device=self.arguments.device)
+            self.results["growth"] = curves
+            for curve in curves:
+                print(f"{curve['name']}, {size}\n")
+                memory = curve.get("memory") or [None] * len(curve["x"])
+                cells = [
+                    [f"{x:,}", f"{y * 1e3:,.1f}", "-" if m is None else f"{m / 1e6:,.0f}"]
+                    for x, y, m in zip(curve["x"], curve["y"], memory, strict=True)
+                ]
+                print(report.table([curve["axis"], "ms", "memory MB"], cells) + "\n", flush=True)
+            if self.arguments.plot:
+                growth.plot(curves, Path(self.arguments.plot), machine.machine_line(self.machine))
+
+    def learn(self) -> None:
+        """Validation BLEU against minutes, beside MarianMT."""
+        from benchmarking import learning, machine
+        from benchmarking.workload import Workload, corpus_pairs
+        from vanilla_transformer.corpus import load_parallel_files
+
+        arguments = self.arguments
+        with clear_errors():
+            if not arguments.data or not arguments.test_data:
+                raise ValueError("learn needs --data (to train on) and --test_data (to validate on)")
+            vocab_size = (arguments.vocab_size or [10_000])[0]
+            dataset, tokenizer = corpus_pairs(arguments.data, vocab_size, None)
+            pairs, _ = load_parallel_files(arguments.test_data)
+        validation = list(zip(pairs["source"], pairs["target"], strict=True))
+        for size in self._sizes("tiny"):
+            curves = learning.benchmark(
+                Workload(size, vocab_size), dataset, validation, tokenizer, minutes=arguments.minutes
+            )
+            self.results["learn"] = curves
+            if arguments.plot:
+                learning.plot(curves, Path(arguments.plot), machine.machine_line(self.machine))
+
+    def gpu(self) -> None:
+        """Base and big in bf16 on a GPU: training with its share of the peak, the loss, decoding."""
+        self.arguments.precision = self.arguments.precision or ["bf16"]
+        self.arguments.size = self.arguments.size or ["base", "big"]
+        self.arguments.vocab_size = self.arguments.vocab_size or [37_000]
+        self.arguments.tokens_per_update = max(self.arguments.tokens_per_update, 25_000)
+        self.train()
+        self.loss()
+        self.decode()
+
+
+def grammar_model() -> str:
+    """Return the folder of a small model of the embedded grammar; the first time it is trained, some minutes."""
+    import subprocess
+
+    folder = Path("runs", "benchmark-grammar")
+    if not (folder / "config.json").is_file():
+        print("Training a small model (3+3, d_model 256) on the embedded grammar: some minutes, once.", flush=True)
+        scripts = Path(__file__).parent
+        sizes = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 1024}
+        sizes |= {"decoder_ffn_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+        recipe = str(scripts / "recipes" / "phrase_grammar.yaml")
+        subprocess.run(
+            [sys.executable, str(scripts / "train.py"), recipe, "--output_dir", str(folder), *flags], check=True
+        )
+    return str(folder)
+
+
+if __name__ == "__main__":
+    main()

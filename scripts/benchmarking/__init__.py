@@ -1,0 +1,1 @@
+"""What `scripts/benchmark.py` measures: a module each for training, the loss, decoding, loading and growth."""

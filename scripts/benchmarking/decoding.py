@@ -1,0 +1,207 @@
+"""Decoding: our beam search against MarianMT's `generate` and CTranslate2, on the same weights and the same sentences.
+
+Every contender gets token ids and gives token ids, sorts the sentences by length, and has its best batch size. MarianMT
+and CTranslate2 get the weights through this package's converters, so the translations can be compared token by token.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MarianMTModel
+
+from vanilla_transformer.convert.marian import to_marian
+from vanilla_transformer.quantization import quantize_int8
+
+from . import machine
+from .workload import word_tokenizer
+
+BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}
+OURS = "vanilla-transformer fp32"
+Sentences = list[list[int]]
+Decoder = Callable[[Sentences, int], Sentences]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is decoded and how.
+
+    Args:
+        sources: Token ids with their end token.
+        num_beams: K.
+        forced: Decode exactly so many tokens, for models that have learned nothing; None: until the end token, at most
+            50 tokens more than the source.
+        pad: Padding id.
+        eos: End token.
+    """
+
+    sources: Sentences
+    num_beams: int
+    forced: int | None
+    pad: int
+    eos: int
+
+
+def by_generate(model: Any, task: Task, **options: Any) -> Decoder:
+    """Return a decoder through the model's `generate()`; one length limit a batch, as that is all MarianMT has."""
+    if task.forced is not None:
+        options |= {"min_new_tokens": task.forced, "max_new_tokens": task.forced}
+
+    def decode(sources: Sentences, batch_size: int) -> Sentences:
+        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+        results: Sentences = [[] for _ in sources]
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            width = len(sources[part[0]])
+            rows = [sources[index] + [task.pad] * (width - len(sources[index])) for index in part]
+            input_ids = torch.tensor(rows, device=model.device)
+            limit = {} if task.forced is not None else {"max_new_tokens": width + 50}
+            with torch.inference_mode():
+                output = model.generate(
+                    input_ids,
+                    attention_mask=(input_ids != task.pad).long(),
+                    num_beams=task.num_beams,
+                    **limit,
+                    **options,
+                )
+            for index, row in zip(part, output[:, 1:].tolist(), strict=True):
+                results[index] = until_end(row, task)
+        return results
+
+    return decode
+
+
+def until_end(row: list[int], task: Task) -> list[int]:
+    """Return the tokens before the end token and the padding."""
+    for end in (task.eos, task.pad):
+        row = row[: row.index(end)] if end in row else row
+    return row
+
+
+def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> Decoder:
+    """Return a decoder through CTranslate2 on the CPU; it sorts and batches by itself."""
+    import ctranslate2
+
+    from vanilla_transformer.convert.ctranslate2 import to_ctranslate2
+
+    tokenizer = word_tokenizer(model.config.vocab_size)  # its words are only names of ids here
+    words = tokenizer.convert_ids_to_tokens(range(model.config.vocab_size))
+    ids = {word: token for token, word in enumerate(words)}
+    with tempfile.TemporaryDirectory() as folder:
+        to_ctranslate2(model, tokenizer, Path(folder, "model"))
+        translator = ctranslate2.Translator(
+            str(Path(folder, "model")), compute_type=compute_type, inter_threads=1, intra_threads=threads
+        )
+    options: dict[str, Any] = {"beam_size": task.num_beams, "length_penalty": 1.0}
+    if task.forced is not None:
+        options |= {"min_decoding_length": task.forced, "max_decoding_length": task.forced}
+
+    def decode(sources: Sentences, batch_size: int) -> Sentences:
+        limit = {} if task.forced is not None else {"max_decoding_length": max(map(len, sources)) + 50}
+        output = translator.translate_batch(
+            [[words[token] for token in row] for row in sources], max_batch_size=batch_size, **options, **limit
+        )
+        return [[ids[word] for word in result.hypotheses[0]] for result in output]
+
+    return decode
+
+
+def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
+    """Return the contenders by name; ours in fp32 is the first.
+
+    All rank by log P over length, as MarianMT and CTranslate2 can; ours, too, with the paper's ranking.
+    """
+    library = {"length_penalty": 1.0, "early_stopping": False}
+    marian: MarianMTModel = to_marian(model, allow_layer_norm_eps=True)
+    for module in marian.modules():  # MarianMT's is fixed at 1e-5 in a checkpoint, not in memory
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = model.config.layer_norm_eps
+    half, quantised = copy.deepcopy(model).bfloat16(), quantize_int8(copy.deepcopy(model))
+    found: dict[str, Decoder] = {
+        OURS: by_generate(model, task, **library),
+        "vanilla-transformer fp32, paper's ranking": by_generate(model, task),
+        "vanilla-transformer bf16": by_generate(half, task, **library),
+        "vanilla-transformer int8": by_generate(quantised, task, **library),
+        "MarianMT fp32": by_generate(marian.to(model.device).eval(), task, **library),
+    }
+    if with_ctranslate2:
+        for compute_type in ("float32", "int8"):
+            found[f"CTranslate2 {compute_type}"] = by_ctranslate2(model, task, compute_type, threads)
+    return found
+
+
+def benchmark(
+    model: Any,
+    task: Task,
+    *,
+    rounds: int,
+    threads: int,
+    with_ctranslate2: bool,
+    score: Callable[[Sentences], float] | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row a contender: best batch size, seconds, ratio, same translations as ours in fp32, and BLEU.
+
+    Args:
+        model: Our model in fp32, in evaluation mode.
+        task: What to decode.
+        rounds: Rounds; each contender decodes all sentences once in each.
+        threads: Threads for CTranslate2, as many as torch has.
+        with_ctranslate2: Whether CTranslate2 takes part.
+        score: BLEU of translations, if there are references.
+    """
+    found = decoders(model, task, threads, with_ctranslate2=with_ctranslate2)
+    some = task.sources[:: max(1, len(task.sources) // 256)]
+    batch: dict[str, int] = {}
+    for name, decode in found.items():
+        decode(some[:16], 16)
+        sizes = [size for size in BATCH_SIZES[model.device.type] if size <= len(some)] or [len(some)]
+        seconds = {size: machine.timed(lambda d=decode, s=size: d(some, s), 1) for size in sizes}  # type: ignore[misc]
+        batch[name] = min(seconds, key=lambda size: seconds[size])
+    outputs = {name: decode(task.sources, batch[name]) for name, decode in found.items()}
+    runs = {
+        name: (lambda d=decode, n=name: machine.timed_once(lambda: d(task.sources, batch[n])))  # type: ignore[misc]
+        for name, decode in found.items()
+    }
+    results = machine.alternate(runs, rounds)
+    tokens = sum(map(len, outputs[OURS])) + len(task.sources)
+    return [
+        {
+            "contender": name,
+            "batch": batch[name],
+            "seconds": statistics.median(results[name]),
+            "all_rounds": results[name],
+            "tokens_per_second": tokens / statistics.median(results[name]),
+            "ours_over_this": machine.paired_ratio(results[name], results[OURS]),
+            "same_as_ours": sum(a == b for a, b in zip(outputs[name], outputs[OURS], strict=True)),
+            "bleu": None if score is None else score(outputs[name]),
+        }
+        for name in found
+    ]
+
+
+def latency(model: Any, task: Task, *, rounds: int, threads: int, with_ctranslate2: bool) -> list[dict[str, Any]]:
+    """Return the median seconds of a sentence decoded alone, a row a contender."""
+    found = decoders(model, task, threads, with_ctranslate2=with_ctranslate2)
+    sentences = task.sources[:: max(1, len(task.sources) // 12)][:12]
+    for decode in found.values():
+        decode(sentences[:2], 1)
+    runs = {
+        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, 1)) / len(sentences))  # type: ignore[misc]
+        for name, decode in found.items()
+    }
+    results = machine.alternate(runs, rounds)
+    return [
+        {
+            "contender": name,
+            "seconds": statistics.median(results[name]),
+            "ours_over_this": machine.paired_ratio(results[name], results[OURS]),
+        }
+        for name in found
+    ]

@@ -1,0 +1,156 @@
+"""Learning: validation BLEU against minutes and tokens, ours and MarianMT under the library's Trainer, in equal time.
+
+Both have the same tokenizer, sizes, dropout, smoothing, peak rate and schedule (a cosine to zero), and train for the
+same minutes of wall time one after the other; the time of the evaluations does not count. Each makes as many updates as
+fit: ours in token-budget batches, MarianMT in batches of so many pairs drawn at random or grouped by length.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+
+from vanilla_transformer.trainer import VanillaTransformerTrainer
+from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
+from vanilla_transformer.translation import translate_sentences
+
+from .training import GROUPED, OURS, RANDOM
+from .workload import LABEL_SMOOTHING, Workload
+
+
+class _Curve(TrainerCallback):
+    """Evaluates at equal distances of the training and keeps the score with the minutes and tokens so far."""
+
+    def __init__(self, updates: int, points: int, validation: list[tuple[str, str]], tokenizer: Any) -> None:
+        self.at = {round(updates * (index + 1) / points) for index in range(points)}
+        self.validation, self.tokenizer = validation, tokenizer
+        self.tokens, self.seconds, self.points = 0, 0.0, []  # type: int, float, list[dict[str, float]]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step not in self.at:
+            return
+        import sacrebleu
+
+        self.seconds += time.perf_counter() - self.began
+        sources, references = zip(*self.validation, strict=True)
+        found = translate_sentences(model, self.tokenizer, sources, num_beams=1, max_new_tokens=80)
+        bleu = sacrebleu.corpus_bleu([row[0].text for row in found], [list(references)]).score
+        self.points.append(
+            {"minutes": self.seconds / 60, "updates": state.global_step, "tokens": self.tokens, "bleu": bleu}
+        )
+        print(f"  {self.points[-1]}", flush=True)
+        self.began = time.perf_counter()
+
+
+def _trainer(
+    name: str, workload: Workload, dataset: datasets.Dataset, tokenizer: Any, updates: int, batch: int, lr: float
+) -> Any:
+    options: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(),
+        "max_steps": updates,
+        "learning_rate": lr,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": max(1, updates // 10),
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "bf16": False,
+        "use_cpu": not torch.cuda.is_available(),
+        "report_to": "none",
+        "log_level": "error",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    if name == OURS:
+        arguments: Any = VanillaTransformerTrainingArguments(
+            **options, lr_schedule="library", max_tokens_per_batch=batch, predict_with_generate=False
+        )
+        return VanillaTransformerTrainer(workload.ours(), arguments, train_dataset=dataset, processing_class=tokenizer)
+    if name == GROUPED:
+        newer = "train_sampling_strategy" in Seq2SeqTrainingArguments.__dataclass_fields__  # since 5.2
+        options |= {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+    mean = sum(map(len, dataset["labels"])) / len(dataset)
+    arguments = Seq2SeqTrainingArguments(
+        **options, per_device_train_batch_size=max(1, round(batch / mean)), label_smoothing_factor=LABEL_SMOOTHING
+    )
+    model = workload.marian()
+    return Seq2SeqTrainer(
+        model,
+        arguments,
+        DataCollatorForSeq2Seq(tokenizer, model=model),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+    )
+
+
+def benchmark(
+    workload: Workload,
+    dataset: datasets.Dataset,
+    validation: list[tuple[str, str]],
+    tokenizer: Any,
+    *,
+    minutes: float,
+    tokens_per_batch: int = 1024,
+    learning_rate: float = 2e-3,
+    points: int = 8,
+    contenders: tuple[str, ...] = (OURS, RANDOM, GROUPED),
+) -> dict[str, list[dict[str, float]]]:
+    """Return each contender's curve: minutes, updates, real target tokens, BLEU of greedy translations.
+
+    Args:
+        workload: Size and vocabulary.
+        dataset: Columns "input_ids" and "labels".
+        validation: Source and reference sentences.
+        tokenizer: The tokenizer of all.
+        minutes: Training time of each, evaluations apart.
+        tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
+        learning_rate: Peak rate.
+        points: Evaluations.
+        contenders: Who takes part.
+    """
+    curves = {}
+    for name in contenders:
+        print(f"{name}, {minutes:g} minutes", flush=True)
+        trial = _trainer(name, workload, dataset, tokenizer, 40, tokens_per_batch, learning_rate)
+        start = time.perf_counter()
+        trial.train()
+        updates = max(points, round(40 * minutes * 60 / (time.perf_counter() - start)))
+        trainer = _trainer(name, workload, dataset, tokenizer, updates, tokens_per_batch, learning_rate)
+        curve = _Curve(updates, points, validation, tokenizer)
+        collator = trainer.data_collator
+
+        def counting(rows: list[Any], collator: Any = collator, curve: _Curve = curve) -> Any:
+            batch = collator(rows)
+            curve.tokens += int((batch["labels"] != -100).sum())
+            return batch
+
+        trainer.data_collator = counting
+        trainer.add_callback(curve)
+        trainer.train()
+        curves[name] = curve.points
+    return curves
+
+
+def plot(curves: dict[str, list[dict[str, float]]], path: Path, title: str) -> None:
+    """Draw BLEU against minutes and against real target tokens."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, key in zip(figure.subplots(1, 2), ("minutes", "tokens"), strict=True):
+        for name, points in curves.items():
+            axes.plot([p[key] for p in points], [p["bleu"] for p in points], "o-", label=name)
+        axes.set(xlabel="minutes of training" if key == "minutes" else "real target tokens", ylabel="validation BLEU")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path, dpi=110)

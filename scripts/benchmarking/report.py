@@ -1,0 +1,64 @@
+"""Tables of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a Markdown table, its columns aligned; the first is text, the others stand to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(str(name)), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(header)]
+
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+
+    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    return "\n".join([line(list(header)), rule, *map(line, cells)])
+
+
+def training_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of a training benchmark."""
+    return table(
+        ["contender", "batch", "tokens/s", "ours is", "of GEMM rate", "memory MB", "of it the model's and step's"],
+        [
+            [
+                row["contender"],
+                row["settings"],
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['ours_over_this']:.2f}x",
+                f"{row['share_of_gemm']:.0%}",
+                megabytes(row, "peak"),
+                megabytes(row, "peak", "before"),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def megabytes(row: dict[str, Any], name: str, minus: str | None = None) -> str:
+    """Return a memory of a row in MB, or a dash."""
+    memory = row.get("memory")
+    if memory is None:
+        return "-"
+    return f"{(memory[name] - (memory[minus] if minus else 0)) / 1e6:,.0f}"
+
+
+def decoding_table(rows: Sequence[dict[str, Any]], sentences: int) -> str:
+    """Return the table of a decoding benchmark."""
+    return table(
+        ["contender", "batch", "seconds", "tokens/s", "ours fp32 is", "same output", "BLEU"],
+        [
+            [
+                row["contender"],
+                row["batch"],
+                f"{row['seconds']:.2f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['ours_over_this']:.2f}x",
+                f"{row['same_as_ours']} of {sentences}",
+                "-" if row["bleu"] is None else f"{row['bleu']:.2f}",
+            ]
+            for row in rows
+        ],
+    )

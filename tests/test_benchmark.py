@@ -1,0 +1,251 @@
+"""scripts/benchmark.py: its arithmetic against torch's own counter, and each command run on a model of no size."""
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.append(str(SCRIPTS))
+
+import benchmark  # noqa: E402
+from benchmarking import decoding, growth, learning, losses, machine, report, training, workload  # noqa: E402
+
+MINIATURE = {"layers": 1, "d_model": 16, "d_ff": 32, "heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def miniature(monkeypatch):
+    """A size that takes no time, and one thread as before."""
+    threads = torch.get_num_threads()
+    monkeypatch.setitem(workload.SIZES, "tiny", MINIATURE)
+    monkeypatch.setitem(machine.GEMM_SIZE, "cpu", 64)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(monkeypatch, capsys, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
+    benchmark.main()
+    return capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------- arithmetic
+
+
+def test_training_flops_are_what_torch_counts():
+    config = workload.Workload("base", 1000).config(
+        d_model=32, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=48, decoder_ffn_dim=80
+    )
+    config._attn_implementation = "eager"
+    config.dropout = 0.0
+    model = workload.VanillaTransformerForConditionalGeneration(config).train()
+    model.lm_head.register_forward_hook(lambda *_: None)  # no fused loss: torch's counter does not know its addmm_
+    pairs, source, target = 3, 7, 9
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randint(3, 99, (pairs, source)), labels=torch.randint(3, 99, (pairs, target))).loss.backward()
+    by_operation = counter.get_flop_counts()["Global"]
+    attention = by_operation.pop(torch.ops.aten.bmm)
+    # Of attention to what comes later, which the eager kernel computes and then masks, the formula counts nothing.
+    masked = 12 * config.d_model * config.decoder_layers * pairs * target * (target - 1) / 2
+    expected = workload.training_flops(config, [source] * pairs, [target] * pairs)
+    assert sum(by_operation.values()) + attention - masked == pytest.approx(expected, rel=1e-3)
+
+
+def test_contenders_take_turns_and_ratios_are_taken_within_a_round():
+    calls = []
+    values = iter([1.0, 2.0, 30.0, 10.0, 4.0, 8.0])
+
+    def record(name):
+        calls.append(name)
+        return next(values)
+
+    results = machine.alternate({name: (lambda name=name: record(name)) for name in "ab"}, 3)
+    assert "".join(calls) == "abbaab"
+    assert results == {"a": [1.0, 10.0, 4.0], "b": [2.0, 30.0, 8.0]}
+    assert machine.paired_ratio(results["b"], results["a"]) == 2.0  # of 2, 3 and 2; the ratio of the medians too
+
+
+def test_generated_pairs_have_the_lengths_of_captions_and_repeat():
+    pairs = workload.generated_pairs(500, 3000)
+    for column, mean in (("input_ids", 14.5), ("labels", 15.8)):
+        lengths = [len(row) for row in pairs[column]]
+        assert statistics.mean(lengths) == pytest.approx(mean, abs=0.8)
+        assert 4 <= min(lengths) < 8
+        assert 30 < max(lengths) <= 50
+        assert all(row[-1] == workload.EOS and workload.EOS not in row[:-1] for row in pairs[column])
+    assert pairs.to_dict() == workload.generated_pairs(500, 3000).to_dict()
+
+
+def test_a_process_knows_its_own_peak():
+    before = machine.peak_memory()
+    block = torch.ones(2**25)  # 128 MiB
+    assert machine.peak_memory() - before > 100 * 2**20
+    del block
+    assert machine.in_own_process(math.sqrt, 9.0) == 3.0
+
+
+def test_the_peers_learn_what_ours_learns():
+    # All see the same loss at the start, that of a uniform guess with smoothing, whatever its reduction.
+    size = workload.Workload("tiny", 50)
+    source, labels = torch.randint(3, 50, (2, 5)), torch.randint(3, 50, (2, 6))
+    ours = size.ours().train()(source, labels=labels).loss.item()
+    plain = training.PlainTransformer(size).train()(source, labels).item() / labels.numel()
+    assert ours == pytest.approx(math.log(50), rel=0.25)
+    assert plain == pytest.approx(math.log(50), rel=0.25)
+
+
+def test_tables_are_markdown():
+    table = report.table(["a", "bb"], [["x", 1], ["yy", 22]])
+    assert table == "| a  | bb |\n|----|---:|\n| x  |  1 |\n| yy | 22 |"
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+
+def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(training, "BATCH_SIZES", {"cpu": (4, 8)})
+    monkeypatch.setattr(training, "TOKEN_BUDGETS", {"cpu": (64, 128)})
+    out = tmp_path / "results.json"
+    flags = ["--size", "tiny", "--vocab_size", "300", "--tokens_per_update", "128", "--rounds", "2", "--updates", "2"]
+    text = run(monkeypatch, capsys, "train", *flags, "--threads", "1", "--no_memory", "true", "--output", str(out))
+    results = json.loads(out.read_text())
+    names = [row["contender"] for row in results["train"]]
+    assert names == [training.OURS, training.RANDOM, training.GROUPED, training.TORCH_NN]
+    assert all(name in text for name in names)
+    for row in results["train"]:
+        assert row["tokens_per_second"] > 0
+        assert len(row["all_rounds"]) == 2
+    assert results["train"][0]["ours_over_this"] == 1.0
+    assert results["machine"]["threads"] == 1
+
+
+def test_an_update_has_about_the_tokens_asked_for(monkeypatch):
+    pairs = workload.generated_pairs(300, 3000)
+    bench = training.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
+    seen = []
+    end_update = training._Meter.end_update
+
+    def spy(meter, device):
+        end_update(meter, device)
+        seen.append(meter.tokens)
+
+    monkeypatch.setattr(training._Meter, "end_update", spy)
+    for name, batch in ((training.OURS, 256), (training.RANDOM, 16), (training.TORCH_NN, 256)):
+        seen.clear()
+        bench.make(name, training.Settings(batch, False, 1000))(4)
+        assert (seen[-1] - seen[0]) / 4 == pytest.approx(1000, rel=0.3), name
+
+
+def test_memory_of_training_is_that_of_the_process_of_its_own():
+    pairs = workload.generated_pairs(300, 200).to_dict()
+    settings = training.Settings(64, False, 64)
+    arguments = (workload.Workload("base", 300), training.OURS, settings, pairs, "cpu")
+    memory = machine.in_own_process(training.peak_memory_of, *arguments)
+    parameters = workload.Workload("base", 300).ours().num_parameters()
+    assert memory["peak"] - memory["before"] > 12 * parameters  # weights, gradients and Adam's moments, and no less
+
+
+def test_loss_is_the_same_both_ways_and_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(losses, "peak_memory_of", lambda *_: 0)
+    rows = losses.benchmark([(16, 300)], tokens=50, rounds=2, device="cpu", with_memory=False)
+    assert [row["bf16"] for row in rows] == [False, True]
+    assert all(row["plain_over_fused"] > 0 for row in rows)
+    hidden, lm_head, labels = losses._inputs(16, 300, 50, "cpu")
+    gradients = []
+    for kind in (losses.FUSED, losses.PLAIN):
+        losses._run(kind, hidden, lm_head, labels, False)
+        gradients.append(lm_head.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
+    pytest.importorskip("ctranslate2")
+    model = workload.Workload("tiny", 60).ours().eval()
+    sources = [row for row in workload.generated_pairs(60, 12)["input_ids"]]
+    task = decoding.Task(sources, 3, None, workload.PAD, workload.EOS)
+    rows = decoding.benchmark(model, task, rounds=1, threads=1, with_ctranslate2=True, score=lambda outputs: 1.5)
+    found = {row["contender"]: row for row in rows}
+    assert found["MarianMT fp32"]["same_as_ours"] >= 11
+    assert found[decoding.OURS]["same_as_ours"] == 12
+    assert {row["bleu"] for row in rows} == {1.5}
+
+
+def test_decode_of_forced_length(monkeypatch):
+    model = workload.Workload("tiny", 60).ours().eval()
+    task = decoding.Task([[5, 6, 7, 1], [9, 1]], 2, 6, workload.PAD, workload.EOS)
+    outputs = decoding.by_generate(model, task, length_penalty=1.0)(task.sources, 2)
+    assert [len(row) for row in outputs] == [6, 6] or all(len(row) >= 5 for row in outputs)
+
+
+def test_learn_draws_a_curve_for_each(monkeypatch, tmp_path):
+    from vanilla_transformer.corpus import encode_pairs
+    from vanilla_transformer.phrase_grammar import generate_splits
+    from vanilla_transformer.tokenizer_training import train_tokenizer
+
+    pairs = generate_splits().train[:200]
+    tokenizer = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400)
+    texts = workload.datasets.Dataset.from_dict({"source": [s for s, _ in pairs], "target": [t for _, t in pairs]})
+    dataset, _ = encode_pairs(texts, tokenizer)
+    curves = learning.benchmark(
+        workload.Workload("tiny", len(tokenizer)),
+        dataset,
+        pairs[:4],
+        tokenizer,
+        minutes=0.01,
+        tokens_per_batch=128,
+        points=2,
+        contenders=(training.OURS, training.RANDOM),
+    )
+    for points in curves.values():
+        assert len(points) == 2
+        assert points[0]["tokens"] < points[1]["tokens"]
+        assert 0 < points[0]["minutes"] < points[1]["minutes"]
+    learning.plot(curves, tmp_path / "learn.png", "title")
+    assert (tmp_path / "learn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth_measures_and_draws(monkeypatch, tmp_path):
+    monkeypatch.setattr(growth, "LENGTHS", (8, 16))
+    monkeypatch.setattr(growth, "BATCHES", (1, 2))
+    monkeypatch.setattr(growth, "BEAMS", (1, 2))
+    monkeypatch.setattr(growth, "VOCABULARIES", (2000, 2500))
+    monkeypatch.setattr(growth.machine, "in_own_process", lambda function, *arguments: 1)
+    curves = growth.benchmark(workload.Workload("tiny", 2000), rounds=1, device="cpu")
+    assert [curve["name"] for curve in curves] == ["encode", "decode", "decode", "train, 1,024 tokens"]
+    assert all(len(curve["x"]) == len(curve["y"]) == len(curve["expected"]) for curve in curves)
+    growth.plot(curves, tmp_path / "growth.png", "title")
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_load_times_both(monkeypatch, capsys):
+    text = run(monkeypatch, capsys, "load", "--size", "tiny", "--rounds", "1", "--threads", "1")
+    assert "MarianMT" in text
+    assert "vanilla-transformer" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "the first word must be one of train"),
+        ([], "the first word must be one of train"),
+        (["train", "--size", "huge"], "--size huge is unknown"),
+        (["train", "--precision", "fp8"], "--precision fp8 is unknown"),
+        (["train", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["train", "--device", "cuda"], "--device cuda cannot be used"),
+        (["train", "--data", "nowhere.en"], "there is no file nowhere.en"),
+        (["learn"], "learn needs --data"),
+    ],
+)
+def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit) as refused:
+        run(monkeypatch, capsys, *arguments)
+    assert expected in f"{refused.value} {capsys.readouterr().err}"
