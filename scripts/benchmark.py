@@ -8,9 +8,9 @@ r"""Measure this package beside its peers, in pairs, on this machine: time, memo
     python scripts/benchmark.py loss | load | growth
     python scripts/benchmark.py gpu --device cuda                      # base and big, bf16; some minutes
 
-The first word says what is measured. Peers: MarianMT under the library's Trainer, torch.nn.Transformer in a plain loop,
-MarianMT's generate, CTranslate2 (pip install 'vanilla-transformer[ctranslate2]'). The contenders run by turns; medians
-and ratios within a round are reported. The method and our results: docs/performance.md.
+The first word says what is measured. Peers: MarianMT under the library's Trainer, torch.nn.Transformer in a plain
+loop, MarianMT's generate, CTranslate2 (pip install 'vanilla-transformer[ctranslate2]'). The contenders run by turns;
+medians and ratios within a round are reported. The method and our results: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ def main() -> None:
 def prepare(arguments: Any) -> None:
     """Check what was asked for, and set the number of threads before anything runs."""
     import torch
-    from transformers.utils import logging
-
     from benchmarking.workload import SIZES
+    from transformers.utils import logging
 
     for size in arguments.size or ():
         if size not in SIZES:
@@ -216,7 +215,6 @@ class Benchmark:
     def _trained_model(self) -> tuple[Any, Any, Any, str]:
         """The checkpoint and its sentences, or a model of the embedded grammar, trained if it is not there."""
         import sacrebleu
-
         from benchmarking import decoding
         from loading import grammar_splits, load_model
 
@@ -240,7 +238,12 @@ class Benchmark:
             return float(sacrebleu.corpus_bleu(texts, [references]).score)
 
         what = f"{folder} on {arguments.test_data[0] if arguments.test_data else 'the embedded grammar'}"
-        return model, task, score, f"{what} ({config.encoder_layers}+{config.decoder_layers}, d_model {config.d_model})"
+        return (
+            model,
+            task,
+            score,
+            f"{what} ({config.encoder_layers}+{config.decoder_layers}, d_model {config.d_model})",
+        )
 
     def load(self) -> None:
         """From a fresh Python to a loaded model."""
@@ -268,7 +271,9 @@ class Benchmark:
         from benchmarking.workload import Workload
 
         for size in self._sizes("small"):
-            curves = growth.benchmark(Workload(size, 8_000), rounds=self.arguments.rounds, device=self.arguments.device)
+            curves = growth.benchmark(
+                Workload(size, 8_000), rounds=self.arguments.rounds, device=self.arguments.device
+            )
             self.results["growth"] = curves
             for curve in curves:
                 print(f"{curve['name']}, {size}\n")
@@ -285,6 +290,7 @@ class Benchmark:
         """Validation BLEU against minutes, beside MarianMT."""
         from benchmarking import learning, machine
         from benchmarking.workload import Workload, corpus_pairs
+
         from vanilla_transformer.corpus import load_parallel_files
 
         arguments = self.arguments

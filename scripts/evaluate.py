@@ -47,7 +47,10 @@ class EvaluateArguments:
     max_new_tokens: int | None = field(
         default=None, metadata={"help": "Longest output in tokens. Default: source length + 50, as in the paper."}
     )
-    batch_size: int = field(default=64, metadata={"help": "Sentences decoded together."})
+    batch_size: int = field(default=64, metadata={"help": "Most sentences decoded together."})
+    max_tokens_per_batch: int = field(
+        default=4096, metadata={"help": "Most source tokens decoded together, padding included; 0: no such limit."}
+    )
     tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer, such as zh, ja-mecab or none."})
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
     moses: str | None = field(
@@ -56,7 +59,7 @@ class EvaluateArguments:
     output: str | None = field(default=None, metadata={"help": "File for the translations, a line each."})
     json: str | None = field(default=None, metadata={"help": "File for the scores as JSON."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
-    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16."})
+    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or int8 (linear layers)."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
 
@@ -78,6 +81,7 @@ def main() -> None:
         tokenizer,
         sources,
         batch_size=arguments.batch_size,
+        max_tokens_per_batch=arguments.max_tokens_per_batch or None,
         show_progress=sys.stderr.isatty(),
         **decoding_options(arguments),
     )
@@ -98,6 +102,9 @@ def main() -> None:
 
 def check_arguments(arguments: Any) -> None:
     """Refuse what cannot work before the model is loaded."""
+    for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0)):
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least {least}")
     for name in ("output", "json"):
         path = getattr(arguments, name)
         if path and Path(path).exists():
@@ -163,14 +170,14 @@ def score(translations: Sequence[str], references: Sequence[str], arguments: Any
 
 
 def moses_lines(lines: Sequence[str], language: str) -> list[str]:
-    """Return lines normalised, tokenised and lower-cased as the Moses scripts do it."""
+    """Return lines lower-cased, then normalised, tokenised and escaped as the Moses scripts do it."""
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
     return [
         tokenizer.tokenize(
-            normalizer.normalize(line), return_str=True, escape=False, aggressive_dash_splits=False
-        ).lower()
+            normalizer.normalize(line.lower()), return_str=True, escape=True, aggressive_dash_splits=False
+        )
         for line in lines
     ]
 

@@ -35,10 +35,13 @@ class TranslateArguments:
     max_new_tokens: int | None = field(
         default=None, metadata={"help": "Longest output in tokens. Default: source length + 50, as in the paper."}
     )
-    batch_size: int = field(default=64, metadata={"help": "Sentences decoded together."})
+    batch_size: int = field(default=64, metadata={"help": "Most sentences decoded together."})
+    max_tokens_per_batch: int = field(
+        default=4096, metadata={"help": "Most source tokens decoded together, padding included; 0: no such limit."}
+    )
     buffer_size: int = field(default=2048, metadata={"help": "Most lines read before translating, sorted by length."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
-    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16."})
+    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or int8 (linear layers)."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
 
@@ -88,8 +91,9 @@ def main() -> None:
     """Translate."""
     (arguments,) = parse(sys.argv[1:], __doc__, [TranslateArguments])
     with clear_errors():
-        if arguments.buffer_size < 1:
-            raise ValueError(f"--buffer_size {arguments.buffer_size} must be at least 1")
+        for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("buffer_size", 1)):
+            if getattr(arguments, name) < least:
+                raise ValueError(f"--{name} {getattr(arguments, name)} must be at least {least}")
         if arguments.input and not Path(arguments.input).is_file():
             raise ValueError(f"--input {arguments.input}: no such file")
         if arguments.output and Path(arguments.output).exists():
@@ -113,6 +117,7 @@ def main() -> None:
                 tokenizer,
                 chunk,
                 batch_size=arguments.batch_size,
+                max_tokens_per_batch=arguments.max_tokens_per_batch or None,
                 n_best=arguments.n_best,
                 with_scores=arguments.n_best > 1,
                 **decoding_options(arguments),

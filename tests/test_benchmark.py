@@ -167,7 +167,7 @@ def test_loss_is_the_same_both_ways_and_is_measured(monkeypatch, capsys):
 def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
     pytest.importorskip("ctranslate2")
     model = workload.Workload("tiny", 60).ours().eval()
-    sources = [row for row in workload.generated_pairs(60, 12)["input_ids"]]
+    sources = list(workload.generated_pairs(60, 12)["input_ids"])
     task = decoding.Task(sources, 3, None, workload.PAD, workload.EOS)
     rows = decoding.benchmark(model, task, rounds=1, threads=1, with_ctranslate2=True, score=lambda outputs: 1.5)
     found = {row["contender"]: row for row in rows}

@@ -42,9 +42,43 @@ ALLOWED = {
     "training_arguments": set(),
     # No model: it trains any sequence-to-sequence model.
     "trainer": {"batching", "checkpointing", "dataloading", "model_card", "optimization", "training_arguments"},
-    "translation": {"corpus_formats"},
+    "translation": {"corpus_formats", "pipeline_vanilla_transformer"},
     "model_card": {"vanilla_transformer"},  # for the version
     "hub": {"model_card"},
+}
+
+# Converters stand on top: what they may import of the package, and of each other.
+CONVERTERS_USE = {
+    "attention_vanilla_transformer",
+    "configuration_vanilla_transformer",
+    "generation_vanilla_transformer",
+    "modeling_vanilla_transformer",
+    "tokenizer_training",
+}
+CONVERTERS = {
+    "renaming": set(),
+    "reading": {"renaming"},
+    "annotated": {"reading", "renaming"},
+    "ctranslate2_file": {"renaming"},
+    "ctranslate2_positions": {"renaming"},
+    "ctranslate2_reading": {"ctranslate2_file", "ctranslate2_positions", "renaming"},
+    "ctranslate2_writing": {"ctranslate2_file", "ctranslate2_positions", "renaming"},
+    "ctranslate2": {"ctranslate2_file", "ctranslate2_reading", "ctranslate2_writing", "renaming"},
+    "fsmt": {"reading", "renaming"},
+    # FSMT is fairseq's model in transformers: its names and its tokenizer serve both.
+    "fairseq_dictionaries": {"fsmt", "renaming"},
+    "fairseq_options": {"reading", "renaming"},
+    "fairseq": {"fairseq_dictionaries", "fairseq_options", "fsmt", "reading", "renaming"},
+    "marian_settings": {"renaming"},
+    "marian": {"marian_settings", "reading", "renaming"},
+    "onnx": {"renaming"},
+    "opennmt_vocabulary": {"renaming"},
+    "opennmt": {"opennmt_vocabulary", "reading", "renaming"},
+    "tensor2tensor_embeddings": {"renaming"},
+    "tensor2tensor": {"reading", "renaming", "tensor2tensor_embeddings"},
+    "torch_nn_modules": {"renaming"},
+    "torch_nn": {"reading", "renaming", "torch_nn_modules"},
+    "vanilla": {"reading", "renaming"},
 }
 
 
@@ -77,8 +111,50 @@ def test_a_module_imports_only_what_stands_below_it(module):
     assert imports(PACKAGE / f"{module}.py", of_package=True) <= ALLOWED[module]
 
 
-def test_no_cycle():
-    below = {module: set(names) & set(ALLOWED) for module, names in ALLOWED.items()}
+def converter_imports(path: Path) -> tuple[set[str], set[str]]:
+    """Return what a module of convert/ imports of the package, and of the modules beside it."""
+    package, beside = set(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1
+            beside |= {node.module} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == PACKAGE.name:
+            package.add(node.module.removeprefix(f"{PACKAGE.name}."))
+        elif isinstance(node, ast.Import):
+            package |= {alias.name for alias in node.names if alias.name.partition(".")[0] == PACKAGE.name}
+    return package, beside
+
+
+def test_every_converter_has_its_place():
+    assert {path.stem for path in (PACKAGE / "convert").glob("*.py")} - {"__init__"} == set(CONVERTERS)
+
+
+@pytest.mark.parametrize("module", sorted(CONVERTERS))
+def test_a_converter_imports_the_model_and_its_own_parts(module):
+    package, beside = converter_imports(PACKAGE / "convert" / f"{module}.py")
+    assert package <= CONVERTERS_USE | ({"model_card"} if module == "vanilla" else set())
+    assert beside <= CONVERTERS[module]
+
+
+@pytest.mark.parametrize("module", sorted({path.stem for path in PACKAGE.glob("*.py")}))
+def test_no_other_part_of_the_package_imports_converters(module):
+    assert "convert" not in imports(PACKAGE / f"{module}.py", of_package=True)
+
+
+def test_converters_need_their_system_s_package_only_inside_functions():
+    # What is at the top of their files comes with the package.
+    allowed = {"safetensors", "torch", "transformers", PACKAGE.name} | set(sys.stdlib_module_names)
+    for path in (PACKAGE / "convert").glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= allowed, path
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                assert node.module.partition(".")[0] in allowed, path
+
+
+@pytest.mark.parametrize("layers", [ALLOWED, CONVERTERS], ids=["package", "converters"])
+def test_no_cycle(layers):
+    below = {module: set(names) & set(layers) for module, names in layers.items()}
     while below:
         free = {module for module, names in below.items() if not names & set(below)}
         assert free, f"these import each other: {sorted(below)}"
@@ -106,7 +182,7 @@ def test_modeling_imports_every_shipped_file():
 
 def test_scripts_are_never_imported_by_the_package():
     scripts = {path.stem for path in (PACKAGE.parent / "scripts").glob("*.py")} - {"evaluate"}  # also a library
-    for path in PACKAGE.glob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         assert not imports(path, of_package=False) & (scripts | {"scripts"})
 
 

@@ -263,6 +263,147 @@ def test_batch_size_can_be_given_to_the_constructor(marian, tokenizer, monkeypat
     assert [len(call["input_ids"]) for call in recorder.calls] == [3, 1]
 
 
+MIXED = ["", *("xyzabc"[n % 5 :] * (n % 7) + "q" * (n * n % 11) + "!" for n in range(23)), "b" * 70, " "]
+
+
+class Words(torch.utils.data.IterableDataset):
+    """Texts without a length, read from the start each time; counts how many were read."""
+
+    def __init__(self, texts):
+        self.texts = texts
+        self.read = 0
+
+    def __iter__(self):
+        for text in self.texts:
+            self.read += 1
+            yield text
+
+
+def longest_first(shapes):
+    return [width for _, width in shapes] == sorted((width for _, width in shapes), reverse=True)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"max_tokens_per_batch": 60, "batch_size": 5}], ids=str)
+def test_batches_are_of_like_lengths_and_the_results_in_order(options, ours, tokenizer, monkeypatch):
+    pipe = pipeline("translation", model=ours, tokenizer=tokenizer, num_return_sequences=2, max_new_tokens=5)
+    want = [pipe(text) for text in MIXED]
+    assert len({result[0]["translation_text"] for result in want}) > 8
+    recorder = Recorder(ours, monkeypatch)
+    table = datasets.Dataset.from_dict({"source": MIXED})
+    column = KeyDataset(table, "source")
+    for inputs in (MIXED, tuple(MIXED), table["source"], column, (text for text in MIXED), Words(MIXED)):
+        recorder.calls.clear()
+        assert list(pipe(inputs, **options)) == want
+        shapes = [tuple(call["input_ids"].shape) for call in recorder.calls]
+        assert longest_first(shapes)
+        assert sum(rows for rows, _ in shapes) == len(MIXED) - 2, "the blank ones are not for the model"
+        assert max(rows for rows, _ in shapes) == options["batch_size"]
+        real = sum(len(tokenizer(text).input_ids) for text in MIXED if text.strip())
+        assert sum(rows * width for rows, width in shapes) < 1.3 * real
+    results = pipe(column, **options)
+    assert (len(results), next(iter(results))) == (len(MIXED), want[0])
+    assert list(results) == list(results) == want, "results can be read again, as those of the base class"
+
+
+def test_source_tokens_of_a_batch_stay_within_the_budget(marian, tokenizer, monkeypatch):
+    recorder = Recorder(marian, monkeypatch)
+    texts = [text for text in MIXED if text.strip()]
+    # It replaces the constructor's arguments for `generate`, but not the sizes of batches.
+    config = GenerationConfig(
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, max_new_tokens=5, num_beams=2, max_length=None
+    )
+    want = pipeline("translation", model=marian, tokenizer=tokenizer)(texts, generation_config=config)
+    longest = len(tokenizer("b" * 70).input_ids)
+    for of_pipe, of_call, budget, most in (
+        ({}, {"max_tokens_per_batch": 60}, 60, 60),
+        ({"max_tokens_per_batch": 60}, {}, 60, 60),
+        ({"max_tokens_per_batch": 9}, {"max_tokens_per_batch": 200}, 200, 200),
+        ({"batch_size": 3}, {"max_tokens_per_batch": 60}, 60, 3),
+        ({}, {"max_tokens_per_batch": 60, "batch_size": 2}, 60, 2),
+        ({}, {"max_tokens_per_batch": 60, "batch_size": 1}, 60, 1),
+        ({}, {"max_tokens_per_batch": 1}, 1, 1),
+    ):
+        recorder.calls.clear()
+        pipe = pipeline("translation", model=marian, tokenizer=tokenizer, **of_pipe)
+        assert pipe(texts, generation_config=config, **of_call) == want
+        shapes = [tuple(call["input_ids"].shape) for call in recorder.calls]
+        assert sum(rows for rows, _ in shapes) == len(texts)
+        if most > 1:
+            assert shapes[0] == (max(1, budget // longest), longest)
+            # Within both limits, and with one row more it would not be.
+            assert all(rows == 1 or rows * width <= budget for rows, width in shapes)
+            assert all(rows == most or (rows + 1) * width > budget for rows, width in shapes[:-1])
+        assert max(rows for rows, _ in shapes) <= most
+    assert pipe("hello", max_tokens_per_batch=2) == pipe("hello")
+
+
+def test_a_stream_is_read_some_batches_ahead(marian, tokenizer, monkeypatch):
+    pipe = pipeline("translation", model=marian, tokenizer=tokenizer, max_new_tokens=2)
+    texts = ["ab" * (11 - n * 7 % 12) + "c" for n in range(100)]
+    want = [[result] for result in pipe(texts)]
+    recorder = Recorder(marian, monkeypatch)
+    lengths = [len(tokenizer(text).input_ids) for text in texts]
+    of_40_tokens = next(n for n in range(100) if sum(lengths[:n]) >= 3 * 40)
+    for window_batches, options, ahead in (
+        (16, {"batch_size": 2}, 32),
+        (3, {"batch_size": 5}, 15),
+        (1, {"batch_size": 4}, 4),
+        (3, {"max_tokens_per_batch": 40}, of_40_tokens),
+        (3, {"max_tokens_per_batch": 40, "batch_size": 2}, 6),
+    ):
+        pipe.window_batches = window_batches
+        source = Words(texts)
+        for inputs in (source, iter(source)):
+            source.read = 0
+            recorder.calls.clear()
+            results = iter(pipe(inputs, **options))
+            assert source.read == 0
+            assert next(results) == want[0]
+            assert source.read == ahead
+            decoded = sum(len(call["input_ids"]) for call in recorder.calls)
+            assert window_batches == 1 or decoded < ahead, "the first result waits for batches that it does not need"
+            assert [next(results) for _ in range(ahead - 1)] == want[1:ahead]
+            assert source.read == ahead
+            assert list(results) == want[ahead:]
+
+
+def test_what_a_stream_gave_before_a_fault_is_translated(translator):
+    want = [[result] for result in translator(TEXTS)]
+    results = iter(translator(iter([*TEXTS, None, "never read"]), batch_size=3))
+    assert [next(results) for _ in TEXTS] == want
+    with pytest.raises(ValueError, match="of type NoneType, not a string"):
+        next(results)
+
+
+def test_lists_and_streams_can_be_tokenised_by_processes(translator):
+    want = translator(TEXTS)
+    assert translator(TEXTS, num_workers=2, batch_size=3) == want
+    results = translator(Words(TEXTS), num_workers=1, batch_size=3)
+    assert list(results) == list(results) == [[result] for result in want]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 is not a whole number of at least 1"),
+        ({"max_tokens_per_batch": -4, "batch_size": 2}, "max_tokens_per_batch=-4 is not"),
+        ({"max_tokens_per_batch": 1.5}, "max_tokens_per_batch=1.5 is not"),
+        ({"max_tokens_per_batch": True}, "max_tokens_per_batch=True is not"),
+        ({"max_tokens_per_batch": "many"}, "max_tokens_per_batch='many' is not"),
+        ({"batch_size": 0}, "batch_size=0 is not a whole number of at least 1"),
+        ({"batch_size": 2.0}, "batch_size=2.0 is not"),
+    ],
+)
+def test_sizes_that_no_batch_can_have_are_refused(options, message, translator, marian, tokenizer, monkeypatch):
+    recorder = Recorder(marian, monkeypatch)
+    for inputs in (TEXTS, iter(TEXTS)):
+        with pytest.raises(ValueError, match=message):
+            translator(inputs, **options)
+    with pytest.raises(ValueError, match=message):
+        pipeline("translation", model=marian, tokenizer=tokenizer, **options)(TEXTS)
+    assert recorder.calls == []
+
+
 def test_a_tokenizer_without_padding_token_is_refused_before_any_work(marian, monkeypatch):
     pipe = pipeline("translation", model=marian, tokenizer=byte_tokenizer(pad_token=None))
     assert len(pipe(TEXTS[:1])) == 1
@@ -534,7 +675,8 @@ def test_a_language_tag_goes_in_front_by_its_id_and_never_from_the_text(ours, to
     pipeline("translation_en_to_xx", model=ours, tokenizer=tokenizer, max_new_tokens=3)("hi")
     pipeline("translation_en_to_xx", model=ours, tokenizer=tokenizer, max_new_tokens=3)("hi", tgt_lang="yy")
     pipeline("translation", model=ours, tokenizer=tokenizer, tgt_lang="yy", max_new_tokens=3)("hi")
-    rows = [row[row != 0].tolist() for call in recorder.calls for row in call["input_ids"]]
+    # The longest of a batch comes first.
+    rows = [row[row != 0].tolist() for call in recorder.calls for row in reversed(call["input_ids"])]
     text = tokenizer(">>yy<< hi").input_ids
     assert 4 not in text
     assert rows == [

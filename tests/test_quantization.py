@@ -68,5 +68,5 @@ def test_auto_takes_the_kernels_of_torch_on_a_cpu(model):
 def test_what_cannot_be_done_is_refused(model):
     with pytest.raises(ValueError, match="backend must be"):
         quantize_int8(model, "int4")
-    with pytest.raises(ValueError, match="float32 model on the CPU, this one is torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"float32 model on the CPU, this one is torch\.bfloat16"):
         quantize_int8(model.bfloat16(), "torch")

@@ -582,6 +582,25 @@ def test_accelerate_reads_its_configurations(config):
     assert all(hasattr(modeling_vanilla_transformer, name) for name in filter(None, wrapped.split(",")))
 
 
+def test_moses_lines_are_lower_cased_normalised_tokenised_and_escaped():
+    # The conventions of the Moses scripts by hand: quotes made plain, then &quot; and &apos;; hyphens stay inside words.
+    lines = load("evaluate").moses_lines(["Ein \u201eJAZZ\u201c-Sänger, gut-gelaunt.", "It\u2019s A & B"], "en")
+    assert lines == ["ein &quot; jazz &quot; -sänger , gut-gelaunt .", "it &apos;s a &amp; b"]
+
+
+def test_translate_in_int8(trained, tmp_path, monkeypatch, capsys):
+    (tmp_path / "in.txt").write_text("the house\n\nthe man\n")
+    outputs = []
+    for dtype in ("float32", "int8"):
+        words = ["translate", "--model", str(trained), "--input", str(tmp_path / "in.txt"), "--dtype", dtype]
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
+        load("translate").main()
+        outputs.append(capsys.readouterr().out.split("\n"))
+    assert [len(lines) for lines in outputs] == [4, 4]
+    assert outputs[1][1] == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2017, 7])
 def test_the_quickstart_recipe_learns_the_grammar(seed, tmp_path):

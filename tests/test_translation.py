@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_models import randomise
 
 from vanilla_transformer.tokenizer_training import train_tokenizer
 from vanilla_transformer.translation import Hypothesis, translate_sentences
@@ -28,6 +29,61 @@ def test_equals_generate_for_each_sentence_alone(model, tokenizer):
             continue
         alone = model.generate(**tokenizer(sentence, return_tensors="pt"), max_new_tokens=9)
         assert hypotheses[0].text == tokenizer.decode(alone[0], skip_special_tokens=True)
+
+
+@pytest.fixture
+def shapes(model, monkeypatch):
+    """Rows and columns of the source of each call of `model.generate`."""
+    found = []
+    generate = model.generate
+
+    def spy(**kwargs):
+        found.append(tuple(kwargs["input_ids"].shape))
+        return generate(**kwargs)
+
+    monkeypatch.setattr(model, "generate", spy)
+    return found
+
+
+def test_batches_keep_to_both_limits_and_results_to_the_order(model, tokenizer, shapes):
+    sentences = [" ".join("abc"[(n * n + i) % 3] for i in range(n)) for n in (3, 1, 9, 30, 2, 9, 1, 14, 3, 6, 2, 1)]
+    lengths = [len(tokenizer(sentence).input_ids) for sentence in sentences]
+    longest = max(lengths)
+    randomise(model)  # so that the output depends on the input
+    alone = [translate_sentences(model, tokenizer, [sentence], max_new_tokens=9)[0] for sentence in sentences]
+    assert len({hypothesis.text for [hypothesis] in alone}) > 3
+    for batch_size, budget in ((64, 20), (3, 20), (64, 1), (5, None), (64, None)):
+        shapes.clear()
+        options = {"batch_size": batch_size, "max_tokens_per_batch": budget, "max_new_tokens": 9}
+        assert translate_sentences(model, tokenizer, sentences, **options) == alone
+        assert sum(rows for rows, _ in shapes) == len(sentences)
+        assert [width for _, width in shapes] == sorted((width for _, width in shapes), reverse=True)
+        assert shapes[0][1] == longest
+        assert all(rows <= batch_size for rows, _ in shapes)
+        assert budget is None or all(rows == 1 or rows * width <= budget for rows, width in shapes)
+        # One more row would have been too much.
+        assert all(rows == batch_size or (budget and (rows + 1) * width > budget) for rows, width in shapes[:-1])
+    assert shapes == [(len(sentences), longest)]
+
+
+def test_long_sentences_are_few_a_batch_by_default(model, tokenizer, shapes):
+    sentences = ["a", *["c " * 1500] * 3]
+    assert 2 * len(tokenizer(sentences[1]).input_ids) <= 4096 < 3 * len(tokenizer(sentences[1]).input_ids)
+    translate_sentences(model, tokenizer, sentences, max_new_tokens=1)
+    assert [rows for rows, _ in shapes] == [2, 2]
+
+
+def test_the_text_is_tokenised_once(model, tokenizer, monkeypatch):
+    seen = []
+    encode = type(tokenizer).__call__
+
+    def spy(self, text, *args, **kwargs):
+        seen.extend(text)
+        return encode(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", spy)
+    translate_sentences(model, tokenizer, SENTENCES, batch_size=2, max_new_tokens=2)
+    assert seen == [sentence for sentence in SENTENCES if sentence.strip()]
 
 
 def test_n_best_come_with_the_library_s_scores(model, tokenizer):
@@ -69,6 +125,7 @@ def test_nothing_to_translate(model, tokenizer):
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1, or None"),
         ({"n_best": 0}, "n_best=0"),
         ({"n_best": 3, "num_beams": 2}, "num_beams=2"),
     ],

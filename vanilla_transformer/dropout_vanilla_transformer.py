@@ -12,8 +12,8 @@ def dropout(states: Tensor, p: float, training: bool) -> Tensor:
     """Set each element to zero with probability `p` and divide the others by 1 - p; only in training.
 
     On a CPU torch draws 64 bits an element, one after the other, which takes up to a seventh of a training step. Here
-    an element gets 16: `p` is rounded to a multiple of 1/65,536, and the rounded one is what is divided by, so that the
-    expectation stays the input. The generator is torch's own: seeds, checkpoints and recomputation hold for it.
+    an element gets 16: `p` is rounded to a multiple of 1/65,536, and the rounded one is what is divided by, so that
+    the expectation stays the input. The generator is torch's own: seeds, checkpoints and recomputation hold for it.
 
     Args:
         states: Any shape, in a floating-point type.

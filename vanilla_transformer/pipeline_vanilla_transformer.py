@@ -10,14 +10,18 @@ works from the checkpoint's folder, without this package.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_convert
 from transformers import Pipeline
+from transformers.pipelines.base import pad_collate_fn  # not documented; the same in 5.0.0 to 5.24.0
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
 from transformers.utils import logging
 
@@ -40,6 +44,70 @@ class _Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.iterable)
+
+
+def length_sorted_batches(lengths: Sequence[int], batch_size: int, max_tokens: float) -> Iterator[list[int]]:
+    """Yield the indices of `lengths` in batches of like lengths, longest first: too large a batch fails at once.
+
+    A batch has at most `batch_size` sentences and `max_tokens` tokens, padding included, or one longer sentence.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    end = 0
+    while end < len(order):
+        start, longest = end, max(1, lengths[order[end]])
+        end += int(min(batch_size, max(1, max_tokens / longest)))
+        yield order[start:end]
+
+
+def _as_arrays(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return preprocessed inputs with arrays for tensors, each of which would take a file between processes."""
+    return [{key: one.numpy() if torch.is_tensor(one) else one for key, one in item.items()} for item in items]
+
+
+@dataclass(eq=False)
+class _SortedResults(IterableDataset[Any]):
+    """The results of a pipeline's inputs, in their order, computed as they are read in batches of like lengths."""
+
+    tokenised: DataLoader[list[dict[str, Any]]]
+    window_batches: float
+    batch_size: int
+    max_tokens: float
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    forward: Callable[[dict[str, Any]], dict[str, Any]]
+    postprocess: Callable[[dict[str, Any]], Any]
+
+    def __len__(self) -> int:
+        return len(self.tokenised.dataset)  # type: ignore[arg-type]  # a TypeError for streams, as it should be
+
+    def __iter__(self) -> Iterator[Any]:
+        for window in self._windows():
+            done: dict[int, Any] = {}
+            following = 0
+            lengths = [item["input_ids"].shape[-1] for item in window]
+            for batch in length_sorted_batches(lengths, self.batch_size, self.max_tokens):
+                outputs = self.forward(self.collate([window[index] for index in batch]))
+                for row, index in enumerate(batch):
+                    done[index] = self.postprocess({key: value[row : row + 1] for key, value in outputs.items()})
+                while following in done:
+                    yield done.pop(following)
+                    following += 1
+
+    def _windows(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield runs of inputs to sort. In a stream what comes before a faulty input goes first, then its error."""
+        window: list[dict[str, Any]] = []
+        tokens = 0
+        try:
+            for item in itertools.chain.from_iterable(self.tokenised):
+                window.append(default_convert(item))
+                tokens += item["input_ids"].shape[-1]
+                if max(len(window) / self.batch_size, tokens / self.max_tokens) >= self.window_batches:
+                    yield window
+                    window, tokens = [], 0
+        except Exception:
+            if self.window_batches < math.inf:
+                yield window
+            raise
+        yield window
 
 
 def _check_text(text: Any, where: str = "The input") -> None:
@@ -75,6 +143,8 @@ class Text2TextGenerationPipeline(Pipeline):
 
     Attributes:
         prefix: Text put before every input; from `config.task_specific_params[task]` or `config.prefix`.
+        window_batches: Of inputs that are read lazily, how many batches are read ahead and sorted together; default
+            16. With 1 each result comes as soon as can be, and more of a batch is padding.
 
     Example:
         >>> from transformers import pipeline
@@ -97,6 +167,7 @@ class Text2TextGenerationPipeline(Pipeline):
     return_name = "generated"
     # Whether a blank input gives a blank result. A language model may well be asked to write from nothing.
     blank_stays_blank = False
+    window_batches = 16
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -127,6 +198,7 @@ class Text2TextGenerationPipeline(Pipeline):
         truncation: bool | str | TruncationStrategy | None = None,
         stop_sequence: str | None = None,
         generate_kwargs: Mapping[str, Any] | None = None,
+        max_tokens_per_batch: int | None = None,
         **generation: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         preprocess: dict[str, Any] = {}
@@ -153,7 +225,12 @@ class Text2TextGenerationPipeline(Pipeline):
         # In a call, `_forward_params` has what the constructor was given; a generation config replaces all of that.
         given = getattr(self, "_forward_params", {}).get("generation", {})
         merged = generation if generation.get("generation_config") is not None else _overlay(given, generation)
-        return preprocess, {"generation": merged}, postprocess
+        forward: dict[str, Any] = {"generation": merged}
+        if max_tokens_per_batch is not None:
+            if type(max_tokens_per_batch) is not int or max_tokens_per_batch < 1:
+                raise ValueError(f"max_tokens_per_batch={max_tokens_per_batch!r} is not a whole number of at least 1.")
+            forward["max_tokens_per_batch"] = max_tokens_per_batch
+        return preprocess, forward, postprocess
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Generate text from text.
@@ -172,7 +249,11 @@ class Text2TextGenerationPipeline(Pipeline):
                   By default an input longer than `tokenizer.model_max_length` is never cut; the tokenizer logs a
                   warning.
                 - `stop_sequence` (str): Stop after this text, also when it is several tokens (4.x took the first).
-                - `batch_size` (int, default 1): Inputs decoded at once. It changes speed, never a result.
+                - `batch_size` (int, default 1): Most inputs decoded at once. It changes speed, never a result: inputs
+                  are sorted by length, and the results come in the order of the inputs. A list is sorted as a whole;
+                  of a generator, iterator or dataset at most `window_batches` batches are read ahead.
+                - `max_tokens_per_batch` (int): Most source tokens decoded at once, padding included; one longer input
+                  is decoded alone. With a `batch_size` both limits hold, without one this is the only limit.
                 - `num_workers` (int, default 0): Processes that tokenise, for lists and datasets.
                 - `generate_kwargs` (dict) and any other argument of `model.generate`: `num_beams`,
                   `num_return_sequences`, `max_new_tokens`, `generation_config`, ... A `generation_config` replaces the
@@ -192,6 +273,10 @@ class Text2TextGenerationPipeline(Pipeline):
         """
         if isinstance(inputs, str):
             return super().__call__(inputs, **kwargs)
+        budget = kwargs.get("max_tokens_per_batch") or self._forward_params.get("max_tokens_per_batch")
+        # `_batch_size`, private, is what the constructor was given: seen in 5.0.0 to 5.24.0.
+        if budget and kwargs.get("batch_size") is None and self._batch_size is None:
+            kwargs["batch_size"] = budget  # no limit, as every input has a token
         if isinstance(inputs, Dataset):
             empty = isinstance(inputs, Sized) and len(inputs) == 0
             return iter(()) if empty else super().__call__(inputs, **kwargs)
@@ -204,6 +289,25 @@ class Text2TextGenerationPipeline(Pipeline):
             _check_text(text, f"Input {index} of {len(texts)}")
         results = super().__call__(texts, **kwargs) if texts else []
         return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
+
+    def get_iterator(self, inputs: Any, num_workers: int, batch_size: int, *params: dict[str, Any]) -> Iterable[Any]:
+        """Return the results of a list or a torch `Dataset`; the base class calls this for all but a single string."""
+        if type(batch_size) is not int or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r} is not a whole number of at least 1.")
+        single = super().get_iterator(inputs, num_workers, 1, *params)  # for preprocess, forward, postprocess
+        if batch_size == 1:
+            return single
+        stage = single.loader.loader  # the first, which reads and tokenises: so in 5.0.0 to 5.24.0
+        chunk = 32 if stage.num_workers else 1  # without processes nothing is read before its time
+        return _SortedResults(
+            DataLoader(stage.dataset, chunk, num_workers=stage.num_workers, collate_fn=_as_arrays),
+            math.inf if isinstance(inputs, list) else self.window_batches,
+            batch_size,
+            params[1].get("max_tokens_per_batch", math.inf),
+            pad_collate_fn(self.tokenizer, None),
+            lambda batch: self.forward(batch, **params[1]),
+            lambda output: self.postprocess(output, **params[2]),
+        )
 
     def preprocess(
         self, inputs: Any, truncation: bool | TruncationStrategy = TruncationStrategy.DO_NOT_TRUNCATE
@@ -266,7 +370,10 @@ class Text2TextGenerationPipeline(Pipeline):
         task = {key: value for key, value in self._task_params().items() if key != "prefix" and hasattr(own, key)}
         return _overlay(_overlay(settings, task), given)
 
-    def _forward(self, model_inputs: dict[str, Any], generation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _forward(
+        self, model_inputs: dict[str, Any], generation: Mapping[str, Any] | None = None, max_tokens_per_batch: int = 0
+    ) -> dict[str, Any]:
+        # `max_tokens_per_batch` is for `get_iterator`.
         inputs, given = dict(model_inputs), dict(generation or {})
         blank = inputs.pop("blank").squeeze(1)
         forced = inputs.pop("forced_bos_token_id", None)

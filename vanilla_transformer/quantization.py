@@ -23,9 +23,9 @@ def quantize_int8(model: Model, backend: Literal["auto", "torch", "torchao"] = "
 
     Args:
         model: A model in float32 ("torch"), or in float32 or bfloat16 ("torchao").
-        backend: "torch": the int8 kernels that torch brings for CPUs, which run eagerly. "torchao": the package of that
-            name (pip install torchao), for GPUs; on a CPU it pays under `torch.compile` only. "auto": the first on a
-            CPU where torch has it, else the second.
+        backend: "torch": the int8 kernels that torch brings for CPUs, which run eagerly. "torchao": the package of
+            that name (pip install torchao), for GPUs; on a CPU it pays under `torch.compile` only. "auto": the first
+            on a CPU where torch has it, else the second.
 
     Returns:
         The model.
@@ -45,8 +45,8 @@ def quantize_int8(model: Model, backend: Literal["auto", "torch", "torchao"] = "
             raise ValueError(f'torch {torch.__version__} has no int8 kernels of its own: use backend="torchao".')
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise ValueError(
-                f'backend="torch" needs a float32 model on the CPU, this one is {weight.dtype} on {weight.device}: load '
-                'it so, or use backend="torchao".'
+                f'backend="torch" needs a float32 model on the CPU, this one is {weight.dtype} on {weight.device}: '
+                'load it so, or use backend="torchao".'
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a note that the module will go some day, printed for each of its parts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus_formats import check_text
+from .pipeline_vanilla_transformer import length_sorted_batches
 
 
 class Hypothesis(NamedTuple):
@@ -25,6 +27,7 @@ def translate_sentences(
     sentences: Sequence[str],
     *,
     batch_size: int = 64,
+    max_tokens_per_batch: int | None = 4096,
     n_best: int = 1,
     with_scores: bool = False,
     show_progress: bool = False,
@@ -32,14 +35,16 @@ def translate_sentences(
 ) -> list[list[Hypothesis]]:
     """Return the `n_best` translations of each sentence, best first, in the order of `sentences`.
 
-    Sentences are sorted by length for the batches, so that little of a batch is padding. An empty sentence (nothing
-    but whitespace) gives empty translations without asking the model.
+    Sentences are sorted by length for the batches, longest first, so that little of a batch is padding. An empty
+    sentence (nothing but whitespace) gives empty translations without asking the model.
 
     Args:
         model: Any sequence-to-sequence model, on the device where it shall run.
         tokenizer: Its tokenizer.
         sentences: Source sentences.
-        batch_size: Sentences a batch.
+        batch_size: Most sentences a batch.
+        max_tokens_per_batch: Most source tokens a batch, padding included: of long sentences fewer are decoded
+            together. None is no such limit. A single longer sentence is a batch of its own.
         n_best: Translations a sentence; at most the number of beams.
         with_scores: Return the scores of a beam search too. The library then keeps every step's scores of a batch,
             batch_size · num_beams · vocabulary numbers a step: choose a smaller `batch_size`.
@@ -47,29 +52,34 @@ def translate_sentences(
         **generate_kwargs: For `model.generate`, such as `num_beams`.
 
     Raises:
-        ValueError: A bad `batch_size` or `n_best`, or a text that cannot be encoded.
+        ValueError: A bad `batch_size`, `max_tokens_per_batch` or `n_best`, or a text that cannot be encoded.
     """
     beams = generate_kwargs.get("num_beams", model.generation_config.num_beams) or 1
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1.")
+    if max_tokens_per_batch is not None and max_tokens_per_batch < 1:
+        raise ValueError(
+            f"max_tokens_per_batch={max_tokens_per_batch} must be at least 1, or None for batches of batch_size."
+        )
     if n_best < 1 or (n_best > beams and not generate_kwargs.get("do_sample")):
         raise ValueError(f"n_best={n_best} must lie between 1 and num_beams={beams}: raise num_beams or lower n_best.")
     for number, sentence in enumerate(sentences, 1):
         check_text(sentence, f"sentence {number}")
-    was_training = model.training
-    model.eval()
     results: list[list[Hypothesis]] = [[Hypothesis("", None)] * n_best for _ in sentences]
     wanted = [index for index, sentence in enumerate(sentences) if sentence.strip()]
-    lengths = [len(ids) for ids in tokenizer([sentences[i] for i in wanted])["input_ids"]] if wanted else []
-    # Longest first: if a batch does not fit into memory, that shows at once.
-    order = [index for _, index in sorted(zip(lengths, wanted, strict=True), key=lambda pair: (-pair[0], pair[1]))]
-    with tqdm(total=len(order), unit=" sentences", desc="Translating", disable=not show_progress) as bar:
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            texts = [sentences[index] for index in batch]
-            translations = _translate_batch(model, tokenizer, texts, n_best, with_scores, generate_kwargs)
-            for index, hypotheses in zip(batch, translations, strict=True):
-                results[index] = hypotheses
+    if not wanted:
+        return results
+    encoded = tokenizer([sentences[index] for index in wanted])
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    pad = DataCollatorWithPadding(tokenizer)
+    was_training = model.training
+    model.eval()
+    with tqdm(total=len(wanted), unit=" sentences", desc="Translating", disable=not show_progress) as bar:
+        for batch in length_sorted_batches(lengths, batch_size, max_tokens_per_batch or math.inf):
+            inputs = pad([{name: values[row] for name, values in encoded.items()} for row in batch])
+            translations = _translate_batch(model, tokenizer, inputs, n_best, with_scores, generate_kwargs)
+            for row, hypotheses in zip(batch, translations, strict=True):
+                results[wanted[row]] = hypotheses
             bar.update(len(batch))
     model.train(was_training)
     return results
@@ -79,14 +89,13 @@ def translate_sentences(
 def _translate_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
+    inputs: Mapping[str, torch.Tensor],
     n_best: int,
     with_scores: bool,
     generate_kwargs: dict[str, Any],
 ) -> list[list[Hypothesis]]:
-    inputs = tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
     output = model.generate(
-        **inputs,
+        **{name: tensor.to(model.device) for name, tensor in inputs.items()},
         **generate_kwargs,
         num_return_sequences=n_best,
         return_dict_in_generate=True,

@@ -1,7 +1,8 @@
-"""Decoding: our beam search against MarianMT's `generate` and CTranslate2, on the same weights and the same sentences.
+"""Decoding: our beam search against MarianMT's `generate` and CTranslate2, on the same weights and sentences.
 
-Every contender gets token ids and gives token ids, sorts the sentences by length, and has its best batch size. MarianMT
-and CTranslate2 get the weights through this package's converters, so the translations can be compared token by token.
+Every contender gets token ids and gives token ids, sorts the sentences by length, and has its best batch size.
+MarianMT and CTranslate2 get the weights through this package's converters, so that the translations can be compared
+token by token.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

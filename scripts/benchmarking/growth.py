@@ -50,7 +50,14 @@ def _encode_by_length(workload: Workload, rounds: int, device: str) -> dict[str,
     config, layers = model.config, model.config.encoder_layers
     width, inner = config.d_model, config.encoder_ffn_dim
     expected = [layers * n * (8 * width**2 + 4 * width * inner + 4 * width * n) for n in LENGTHS]
-    return {"name": "encode", "axis": "source tokens", "x": LENGTHS, "y": seconds, "expected": expected, "memory": memory}
+    return {
+        "name": "encode",
+        "axis": "source tokens",
+        "x": LENGTHS,
+        "y": seconds,
+        "expected": expected,
+        "memory": memory,
+    }
 
 
 def _decode(model: VanillaTransformerForConditionalGeneration, source: torch.Tensor, beams: int) -> None:

@@ -1,8 +1,8 @@
 """Learning: validation BLEU against minutes and tokens, ours and MarianMT under the library's Trainer, in equal time.
 
 Both have the same tokenizer, sizes, dropout, smoothing, peak rate and schedule (a cosine to zero), and train for the
-same minutes of wall time one after the other; the time of the evaluations does not count. Each makes as many updates as
-fit: ours in token-budget batches, MarianMT in batches of so many pairs drawn at random or grouped by length.
+same minutes of wall time one after the other; the time of the evaluations does not count. Each makes as many updates
+as fit: ours in token-budget batches, MarianMT in batches of so many pairs drawn at random or grouped by length.
 """
 
 from __future__ import annotations

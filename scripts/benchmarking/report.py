@@ -9,10 +9,18 @@ from typing import Any
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a Markdown table, its columns aligned; the first is text, the others stand to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(str(name)), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(header)]
+    widths = [
+        max(len(str(name)), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(header)
+    ]
 
     def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+        return (
+            "| "
+            + " | ".join(
+                c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+            + " |"
+        )
 
     rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
     return "\n".join([line(list(header)), rule, *map(line, cells)])

@@ -36,7 +36,12 @@ from .workload import DROPOUT, LABEL_SMOOTHING, PAD, SIZES, Workload, training_f
 
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (128, 256, 512, 1024)}  # of the peers, in pairs
 TOKEN_BUDGETS = {"cpu": (1024, 2048, 4096), "cuda": (8192, 25_000)}  # of ours
-OURS, RANDOM, GROUPED, TORCH_NN = "vanilla-transformer", "MarianMT random", "MarianMT by length", "torch.nn.Transformer"
+OURS, RANDOM, GROUPED, TORCH_NN = (
+    "vanilla-transformer",
+    "MarianMT random",
+    "MarianMT by length",
+    "torch.nn.Transformer",
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,9 @@ class TrainingBench:
             max_tokens_per_batch=settings.batch,
             predict_with_generate=False,
         )
-        trainer = VanillaTransformerTrainer(model, arguments, train_dataset=self.dataset, processing_class=self.tokenizer)
+        trainer = VanillaTransformerTrainer(
+            model, arguments, train_dataset=self.dataset, processing_class=self.tokenizer
+        )
         collator = trainer.data_collator
         return lambda updates: _run_trainer(trainer, collator, updates, self.device)
 
@@ -196,7 +203,10 @@ class TrainingBench:
         longer = max(self.mean_source, self.mean_target)
         accumulation = self._accumulation(0.93 * settings.batch * self.mean_target / longer, settings)
         sampler = TokenBudgetBatchSampler(
-            sequence_lengths(self.dataset, "input_ids"), sequence_lengths(self.dataset, "labels"), settings.batch, seed=42
+            sequence_lengths(self.dataset, "input_ids"),
+            sequence_lengths(self.dataset, "labels"),
+            settings.batch,
+            seed=42,
         )
         loader = torch.utils.data.DataLoader(self.dataset, batch_sampler=sampler, collate_fn=collator)
         batches = self._forever(loader)
@@ -278,7 +288,9 @@ def best_settings(bench: TrainingBench, name: str, tokens_per_update: int, preci
     return max(rates, key=lambda settings: rates[settings])
 
 
-def peak_memory_of(workload: Workload, name: str, settings: Settings, pairs: dict[str, Any], device: str) -> dict[str, int]:
+def peak_memory_of(
+    workload: Workload, name: str, settings: Settings, pairs: dict[str, Any], device: str
+) -> dict[str, int]:
     """Return the peak memory of two updates in bytes: all, and before the model was made. For a process of its own."""
     bench = TrainingBench(workload, datasets.Dataset.from_dict(pairs), word_tokenizer(workload.vocab_size), device)
     if device != "cpu":

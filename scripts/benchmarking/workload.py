@@ -134,8 +134,8 @@ def training_flops(config: VanillaTransformerConfig, sources: list[int], targets
     """Return the floating-point operations of forward and backward over pairs of these lengths, without padding.
 
     6 a parameter of a matrix product and token: the encoder's on source tokens, the decoder's and the output
-    projection's on target tokens, but keys and values of the attention to the source on source tokens; and 12 · d_model
-    a pair of tokens that attend to each other (half of them under the causal mask) a layer.
+    projection's on target tokens, but keys and values of the attention to the source on source tokens; and
+    12 · d_model a pair of tokens that attend to each other (half of them under the causal mask) a layer.
     """
     width, layers = config.d_model, config.decoder_layers
     attention = 4 * width**2
@@ -145,6 +145,7 @@ def training_flops(config: VanillaTransformerConfig, sources: list[int], targets
     on_source = encoder + layers * 2 * width**2
     linear = 6.0 * (on_source * sum(sources) + on_target * sum(targets))
     pairs = sum(
-        config.encoder_layers * s * s + layers * (t * (t + 1) / 2 + s * t) for s, t in zip(sources, targets, strict=True)
+        config.encoder_layers * s * s + layers * (t * (t + 1) / 2 + s * t)
+        for s, t in zip(sources, targets, strict=True)
     )
     return linear + 12.0 * width * pairs
