@@ -12,6 +12,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import vanilla_transformer as vt
 from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.beam_search_vanilla_transformer import largest
 
 KINDS = {
     "post-norm": {},
@@ -351,3 +352,20 @@ def test_a_beam_wider_than_the_vocabulary_still_searches(monkeypatch):
     tokens = model.generate(**given, num_beams=5, num_return_sequences=5, max_new_tokens=4)
     assert len({tuple(row) for row in tokens.tolist()}) == 5
     assert list(itertools.chain(*tokens.tolist()))
+
+
+@pytest.mark.parametrize("vocab_size", [7, 300, 1500, 10_007])
+@pytest.mark.parametrize("count", [2, 8, 20])
+def test_the_largest_are_those_of_topk(vocab_size, count):
+    torch.manual_seed(vocab_size + count)
+    count = min(count, vocab_size)
+    for values in (
+        torch.randn(3, 4, vocab_size),
+        torch.randn(3, 4, vocab_size).masked_fill(torch.rand(3, 4, vocab_size) < 0.999, -torch.inf),
+        torch.arange(vocab_size).float().expand(2, 1, -1),  # all of them in the last blocks and the rest
+    ):
+        found, places = largest(values, count)
+        expected = values.topk(count, dim=-1).values
+        assert torch.equal(found, expected)
+        assert torch.equal(values.gather(-1, places), expected)
+        assert all(len(set(row)) == count for row in places.flatten(0, 1).tolist())

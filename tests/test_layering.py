@@ -14,7 +14,8 @@ SHIPPED = {path.stem for path in PACKAGE.glob("*_vanilla_transformer.py")}
 # What each module of the package may import from it; a new module has to be put in its place here.
 ALLOWED = {
     "configuration_vanilla_transformer": set(),
-    "beam_search_vanilla_transformer": {"attention_vanilla_transformer"},
+    "beam_decoder_vanilla_transformer": {"attention_vanilla_transformer", "loss_vanilla_transformer"},
+    "beam_search_vanilla_transformer": {"beam_decoder_vanilla_transformer"},
     "generation_vanilla_transformer": {"beam_search_vanilla_transformer"},
     "dropout_vanilla_transformer": set(),
     "loss_vanilla_transformer": set(),

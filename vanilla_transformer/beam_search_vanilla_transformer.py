@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from .attention_vanilla_transformer import add_positions
+from .beam_decoder_vanilla_transformer import SharedBeamDecoder, StepRecord
 
 NEVER = -1.0e9  # the score of what cannot be chosen, as in the library
+_BLOCK = 32  # elements of a vocabulary looked at together
 
 
 @dataclass
@@ -53,156 +53,6 @@ class Ranking:
         if self.gnmt_alpha is None and not (self.early_stopping == "never" and self.length_penalty > 0.0):
             longest = torch.full_like(longest, length)
         return running / self.divisor(longest)
-
-
-class SharedBeamDecoder:
-    """The decoder of a model, a step at a time, for all beams of a batch of sentences.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        encoder_states: The encoder's output [B, S, D].
-        attention_mask: 1 for real source tokens [B, S], or None.
-        num_slots: C, room for the keys and values of all tokens of all beams.
-    """
-
-    def __init__(self, model: Any, encoder_states: Tensor, attention_mask: Tensor | None, num_slots: int) -> None:
-        self.model = model
-        self.decoder = model.model.decoder
-        self.source_mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
-        self.sources = [self._keys_and_values(layer.encoder_attn, encoder_states) for layer in self.decoder.layers]
-        batch = encoder_states.shape[0]
-        self.targets = [
-            tuple(encoder_states.new_empty(batch, x.num_heads, num_slots, width) for width in (x.d_k, x.d_v))
-            for x in (layer.self_attn for layer in self.decoder.layers)
-        ]
-
-    def step(
-        self,
-        tokens: Tensor,
-        position: int,
-        slot: int,
-        mask: Tensor,
-        prompt_mask: Tensor | None = None,
-        record: _Record | None = None,
-    ) -> Tensor:
-        """Feed Q tokens of each sentence and return the logits of what follows each, [B, Q, V] in float32.
-
-        Args:
-            tokens: [B, Q]: the beams' last tokens, or the prompt that all beams share.
-            position: Position of the first of them; all beams stand at the same, the prompt's follow each other.
-            slot: Where their keys and values go: slots `slot` to `slot` + Q.
-            mask: Which slots each may attend to [B, Q, slot + Q].
-            prompt_mask: 1 for real tokens of the prompt [B, T], where it is padded on the left: positions count from
-                the first real one.
-            record: Where hidden states and attention weights are kept, if they are asked for.
-        """
-        batch, queries = tokens.shape
-        decoder = self.decoder
-        embeddings = decoder.embed_tokens(tokens)
-        if slot > 0:  # beams side by side, all at one position
-            flat = embeddings.reshape(batch * queries, 1, -1)
-            real = None if prompt_mask is None else prompt_mask.repeat_interleave(queries, dim=0)
-            states = add_positions(flat, decoder.embed_positions, decoder.config, real, position).view_as(embeddings)
-        else:
-            states = add_positions(embeddings, decoder.embed_positions, decoder.config, prompt_mask, position)
-        attend = mask[:, None]
-        if record is not None:
-            record.begin_step(states)
-        for layer, (keys, values), source in zip(decoder.layers, self.targets, self.sources, strict=True):
-            inputs = layer.sublayer_input(states, layer.self_attn_layer_norm)
-            new_keys, new_values = self._keys_and_values(layer.self_attn, inputs)
-            keys[:, :, slot : slot + queries] = new_keys
-            values[:, :, slot : slot + queries] = new_values
-            seen = keys[:, :, : slot + queries], values[:, :, : slot + queries]
-            output = _attend(layer.self_attn, inputs, seen, attend, None if record is None else record.self_weights)
-            states = layer.add_and_norm(states, output, layer.self_attn_layer_norm)
-            inputs = layer.sublayer_input(states, layer.encoder_attn_layer_norm)
-            output = _attend(
-                layer.encoder_attn, inputs, source, self.source_mask, None if record is None else record.cross_weights
-            )
-            states = layer.feed_forward(layer.add_and_norm(states, output, layer.encoder_attn_layer_norm))
-            if record is not None:
-                record.hidden_states.append(states)
-        states = decoder.layer_norm(states)
-        if record is not None:
-            record.hidden_states[-1] = states
-        logits = self.model.lm_head(states)
-        if self.model.final_logits_bias is not None:
-            logits = logits + self.model.final_logits_bias
-        return logits.float()
-
-    def keep(self, rows: Tensor, slots: int) -> None:
-        """Go on with these sentences only; `slots` have been filled."""
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask[rows]
-        self.sources = [(keys[rows], values[rows]) for keys, values in self.sources]
-        for keys, values in self.targets:
-            for cache in (keys, values):
-                cache[: len(rows), :, :slots] = cache[rows, :, :slots]
-        self.targets = [(keys[: len(rows)], values[: len(rows)]) for keys, values in self.targets]
-
-    @staticmethod
-    def _keys_and_values(attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Project states [B, T, D] to keys [B, H, T, d_k] and values [B, H, T, d_v]."""
-        keys = attention.k_proj(states).unflatten(-1, (-1, attention.d_k)).transpose(1, 2)
-        values = attention.v_proj(states).unflatten(-1, (-1, attention.d_v)).transpose(1, 2)
-        return keys, values
-
-
-def _attend(
-    attention: Any, states: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor | None, weights: list[Tensor] | None
-) -> Tensor:
-    """Attend from states [B, Q, D] to keys and values; keep the weights [B, H, Q, C] if a list for them is given."""
-    query = attention.q_proj(states).unflatten(-1, (-1, attention.d_k)).transpose(1, 2)  # [B, H, Q, d_k]
-    keys, values = seen
-    if weights is None:
-        output = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=attention.scaling)
-    else:
-        scores = (query * attention.scaling @ keys.transpose(-1, -2)).float()
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        probabilities = scores.softmax(dim=-1)
-        if mask is not None:
-            probabilities = probabilities.masked_fill(~mask, 0.0)
-        weights.append(probabilities)
-        output = probabilities.to(values.dtype) @ values
-    return attention.out_proj(output.transpose(1, 2).flatten(-2))
-
-
-class _Record:
-    """What `generate()` returns of each step when asked: hidden states, attention weights, scores, logits.
-
-    In the library's shapes: rows are sentences times beams; weights are those over the beam's own tokens, in order.
-    """
-
-    def __init__(self, num_beams: int, attentions: bool) -> None:
-        self.num_beams = num_beams
-        self.attentions = attentions
-        self.steps: dict[str, list[tuple[Tensor, ...]]] = {
-            "decoder_hidden_states": [],
-            "decoder_attentions": [],
-            "cross_attentions": [],
-        }
-
-    def begin_step(self, states: Tensor) -> None:
-        self.hidden_states = [states]
-        self.self_weights: list[Tensor] | None = [] if self.attentions else None
-        self.cross_weights: list[Tensor] | None = [] if self.attentions else None
-
-    def end_step(self, mask: Tensor, is_prompt: bool) -> None:
-        """Take what the step left; `mask` [B, Q, C] says which slots are each query's own."""
-        beams = self.num_beams
-        own, cross = self.self_weights or [], self.cross_weights or []
-        if is_prompt:  # one row a sentence, the same for all its beams
-            parts = [[x.repeat_interleave(beams, dim=0) for x in part] for part in (self.hidden_states, own, cross)]
-        else:
-            # Each beam's slots, ascending, which is their order in time.
-            slots = mask.nonzero()[:, -1].view(mask.shape[0], 1, beams, -1)
-            own = [x.gather(-1, slots.expand(-1, x.shape[1], -1, -1)) for x in own]
-            sides = [[x.transpose(1, 2).flatten(0, 1)[:, :, None] for x in part] for part in (own, cross)]
-            parts = [[x.flatten(0, 1)[:, None] for x in self.hidden_states], *sides]
-        for steps, part in zip(self.steps.values(), parts, strict=True):
-            steps.append(tuple(part))
 
 
 @dataclass
@@ -287,7 +137,7 @@ class BeamSearch:
         width = max(2, 1 + (0 if options.eos_token_ids is None else len(options.eos_token_ids)))
         self.candidates = width * beams
         recorded = options.output_hidden_states or options.output_attentions
-        self.record = _Record(beams, options.output_attentions) if recorded else None
+        self.record = StepRecord(beams, options.output_attentions) if recorded else None
         self.all_scores: list[Tensor] = []
         self.all_logits: list[Tensor] = []
         # What looks at the rows by number, or is kept of them, needs all of them to stay.
@@ -309,14 +159,14 @@ class BeamSearch:
         return tokens[:, :, : self.prompt_length + steps], scores, origins[:, :, :steps]
 
     def _logits(self, length: int) -> Tensor:
-        """The logits [B, K, V] of the token after `length` generated ones."""
+        """The logits [B, K, V] of the token after `length` generated ones; [B, 1, V] of the first."""
         beams, start = self.options.num_beams, self.prompt_length
         if length == 0:
             own = self.mine[:, :1, :start].expand(-1, start, -1).tril()
             logits = self.decoder.step(
                 self.running[:, 0, :start], 0, 0, self._without_padding(own), self.prompt_mask, self.record
             )
-            logits = logits[:, -1:].expand(-1, beams, -1)
+            logits = logits[:, -1:]  # the same for all beams
         else:
             slot = start + (length - 1) * beams
             self.mine[:, :, slot : slot + beams] = torch.eye(beams, dtype=torch.bool, device=self.rows.device)
@@ -341,23 +191,25 @@ class BeamSearch:
     def _best_candidates(self, logits: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Scores, parent beams and tokens of the best continuations, each [B, C], the best first."""
         options, vocab_size = self.options, logits.shape[-1]
+        count = min(self.candidates, vocab_size)
         if options.output_logits:
-            self.all_logits.append(logits.flatten(0, 1).clone())
+            self.all_logits.append(logits.expand(-1, options.num_beams, -1).flatten(0, 1).clone())
         if options.logits_processor or options.output_scores:
-            log_probabilities = logits.log_softmax(dim=-1).flatten(0, 1)
+            log_probabilities = logits.log_softmax(dim=-1).expand(-1, options.num_beams, -1).flatten(0, 1)
             if options.logits_processor:
                 so_far = self.running[:, :, : self.prompt_length + length - 1].flatten(0, 1)
                 log_probabilities = options.logits_processor(so_far, log_probabilities)
             if options.output_scores:
                 self.all_scores.append(log_probabilities.clone())
-            logits = log_probabilities.view_as(logits)
-            normalizer: Tensor | float = 0.0
+            values, tokens = largest(log_probabilities.view(-1, options.num_beams, vocab_size), count)
         else:
-            normalizer = logits.logsumexp(dim=-1, keepdim=True)
-        values, tokens = logits.topk(min(self.candidates, vocab_size), dim=-1)  # of each beam
-        values = (values - normalizer + self.running_scores[:, :, None]).flatten(1)
+            values, tokens = largest(logits, count)
+            maximum = values[..., :1].clone()  # in place from here on: a copy of all logits would cost as much again
+            values -= maximum + logits.sub_(maximum).exp_().sum(dim=-1, keepdim=True).log()
+        values = (values + self.running_scores[:, :, None]).flatten(1)
+        tokens = tokens.expand(-1, options.num_beams, -1)
         scores, places = values.topk(min(self.candidates, values.shape[1]), dim=-1)
-        return scores, places // tokens.shape[-1], tokens.flatten(1).gather(1, places)
+        return scores, places // count, tokens.flatten(1).gather(1, places)
 
     def _advance(self, scores: Tensor, parents: Tensor, tokens: Tensor, length: int) -> None:
         """Sort the candidates into finished hypotheses and running ones, and see which sentences are done."""
@@ -423,6 +275,25 @@ class BeamSearch:
             self.prompt_mask = self.prompt_mask[keep]
         if len(keep):
             self.decoder.keep(keep, self.prompt_length + (length - 1) * self.options.num_beams)
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest `count` of the last axis, the largest first, and their places, as `torch.topk` does.
+
+    On a CPU torch looks at every element in turn. Here the maxima of blocks, which are quick to find, say which blocks
+    can hold any of them.
+    """
+    blocks = values.shape[-1] // _BLOCK
+    if values.device.type != "cpu" or blocks < 4 * count:
+        return values.topk(count, dim=-1)
+    whole = blocks * _BLOCK
+    best_blocks = values[..., :whole].unflatten(-1, (blocks, _BLOCK)).amax(dim=-1).topk(count, dim=-1).indices
+    inside = torch.arange(_BLOCK, device=values.device)
+    places = (best_blocks[..., None] * _BLOCK + inside).flatten(-2)
+    rest = torch.arange(whole, values.shape[-1], device=values.device).expand(*places.shape[:-1], -1)
+    places = torch.cat((places, rest), dim=-1)
+    found, order = values.gather(-1, places).topk(count, dim=-1)
+    return found, places.gather(-1, order)
 
 
 def _take(values: Tensor, places: Tensor) -> Tensor:

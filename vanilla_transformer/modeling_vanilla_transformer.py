@@ -30,7 +30,8 @@ from .attention_vanilla_transformer import (
     make_positions,
     padding_attention_mask,
 )
-from .beam_search_vanilla_transformer import BeamSearch  # noqa: F401 - so that the file ships with a checkpoint
+from .beam_decoder_vanilla_transformer import SharedBeamDecoder  # noqa: F401 - so that the file ships with a checkpoint
+from .beam_search_vanilla_transformer import BeamSearch  # noqa: F401 - likewise
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout_vanilla_transformer import dropout
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
