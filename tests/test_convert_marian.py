@@ -586,7 +586,7 @@ def test_without_a_tokenizer_there_is_none(plain_folder, tmp_path):
         (lambda t: t.update({"model.encoder.gate": torch.ones(2)}), "unknown: model.encoder.gate"),
         (
             lambda t: t.update({"model.decoder.layers.0.fc2.bias": torch.ones(3)}),
-            r"misshapen: .*fc2.bias is \[3\], \[16\] is needed",
+            r"wrong shape: .*fc2.bias is \[3\], \[16\] is needed",
         ),
     ],
     ids=["missing", "unknown", "misshapen"],

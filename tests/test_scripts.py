@@ -592,7 +592,7 @@ def test_translate_in_int8(trained, tmp_path, monkeypatch, capsys):
     (tmp_path / "in.txt").write_text("the house\n\nthe man\n")
     outputs = []
     for dtype in ("float32", "int8"):
-        words = ["translate", "--model", str(trained), "--input", str(tmp_path / "in.txt"), "--dtype", dtype]
+        words = ["translate", "--model", str(trained[0]), "--input", str(tmp_path / "in.txt"), "--dtype", dtype]
         monkeypatch.setattr(sys, "argv", words)
         monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
         load("translate").main()

@@ -152,7 +152,9 @@ def facts_of_configs(config: Any, generation_config: Any) -> dict[str, str]:
     offset = getattr(generation_config, "max_length_offset", None)
     alpha = None if generation_config.length_penalty is not None else getattr(generation_config, "gnmt_alpha", None)
     ranking = "" if beams == 1 or alpha is None else f", ranked as by Wu et al. 2016 with α = {alpha}"
-    limit = f"at most {most} tokens a sentence" if most else f"at most source length + {offset} tokens a sentence"
+    limit = f"at most {most or 20} tokens a sentence"  # the library's default is 20
+    if not most and offset is not None:
+        limit = f"at most source length + {offset} tokens a sentence"
     return {
         "architecture": (
             f"{config.encoder_layers}+{config.decoder_layers} layers, d_model {config.d_model}, d_ff "

@@ -117,9 +117,10 @@ def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> D
 def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
     """Return the contenders by name; ours in fp32 is the first.
 
-    All rank by log P over length, as MarianMT and CTranslate2 can; ours, too, with the paper's ranking.
+    All rank by log P over length and stop at K finished hypotheses, as CTranslate2 does; ours, too, with the paper's
+    ranking.
     """
-    library = {"length_penalty": 1.0, "early_stopping": False}
+    library = {"length_penalty": 1.0, "early_stopping": True}
     marian: MarianMTModel = to_marian(model, allow_layer_norm_eps=True)
     for module in marian.modules():  # MarianMT's is fixed at 1e-5 in a checkpoint, not in memory
         if isinstance(module, torch.nn.LayerNorm):

@@ -20,7 +20,7 @@ from vanilla_transformer.trainer import VanillaTransformerTrainer
 from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
 from vanilla_transformer.translation import translate_sentences
 
-from .training import GROUPED, OURS, RANDOM
+from .training import GROUPED, OURS, RANDOM, grouping_by_length
 from .workload import LABEL_SMOOTHING, Workload
 
 
@@ -77,8 +77,7 @@ def _trainer(
         )
         return VanillaTransformerTrainer(workload.ours(), arguments, train_dataset=dataset, processing_class=tokenizer)
     if name == GROUPED:
-        newer = "train_sampling_strategy" in Seq2SeqTrainingArguments.__dataclass_fields__  # since 5.2
-        options |= {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+        options |= grouping_by_length()
     mean = sum(map(len, dataset["labels"])) / len(dataset)
     arguments = Seq2SeqTrainingArguments(
         **options, per_device_train_batch_size=max(1, round(batch / mean)), label_smoothing_factor=LABEL_SMOOTHING

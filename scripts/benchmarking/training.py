@@ -126,6 +126,12 @@ def _common_arguments(folder: str, settings: Settings, device: str, accumulation
     }
 
 
+def grouping_by_length() -> dict[str, Any]:
+    """Return the library's option that groups batches by length, as the installed release calls it."""
+    newer = "train_sampling_strategy" in Seq2SeqTrainingArguments.__dataclass_fields__  # since 5.2
+    return {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+
+
 class TrainingBench:
     """The contenders on one workload.
 
@@ -187,8 +193,7 @@ class TrainingBench:
         accumulation = self._accumulation(settings.batch * self.mean_target, settings)
         options = _common_arguments(self._folder.name, settings, self.device, accumulation)
         if by_length:
-            newer = "train_sampling_strategy" in Seq2SeqTrainingArguments.__dataclass_fields__  # since 5.2
-            options |= {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+            options |= grouping_by_length()
         arguments = Seq2SeqTrainingArguments(
             **options, per_device_train_batch_size=settings.batch, label_smoothing_factor=LABEL_SMOOTHING
         )

@@ -15,7 +15,6 @@ two stacks do not have alike.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from vanilla_transformer.tokenizer_training import save_tokenizer
 from .ctranslate2_file import FolderSettings, read_model_file, read_settings
 from .ctranslate2_reading import config_from
 from .ctranslate2_writing import blank_spec, set_vocabularies
-from .renaming import ConversionError, Table, invert, load_own_tensors, rename, whole_folder
+from .renaming import ConversionError, Table, invert, load_own_tensors, rename, their_name, whole_folder
 
 SYSTEM = "CTranslate2"
 QUANTIZATIONS = ("float32", "bfloat16", "float16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -179,16 +178,9 @@ def _their_tensors(model: VanillaTransformerForConditionalGeneration) -> dict[st
             tensors["final_logits_bias"] = tensors["final_logits_bias"].reshape(-1)
         return tensors
 
-    shapes = {_their_name(name): tensor.shape for name, tensor in adapted(_blank_state(model.config)).items()}
+    shapes = {their_name(name, TABLE): tensor.shape for name, tensor in adapted(_blank_state(model.config)).items()}
     renamed = rename(adapted(model.state_dict()), _INVERSE, shapes, system=SYSTEM, ignored=COPIES)
     return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in renamed.items()}
-
-
-def _their_name(ours: str) -> str:
-    layer = re.search(r"\.(\d+)\.", ours)
-    if layer is None:
-        return _INVERSE[ours]
-    return _INVERSE[ours.replace(layer[0], ".{i}.")].replace("{i}", layer[1])
 
 
 def _blank_state(config: VanillaTransformerConfig) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from .fsmt import with_library_ranking
+from .reading import with_library_ranking
 from .renaming import ConversionError
 
 SIDES = ("encoder", "decoder")

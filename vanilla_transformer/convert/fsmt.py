@@ -25,18 +25,17 @@ that differ in ε, an odd d_model, tensors that do not fit. Not carried: `init_s
 
 from __future__ import annotations
 
-import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, FSMTForConditionalGeneration, FSMTTokenizer, GenerationConfig
+from transformers import AutoConfig, FSMTForConditionalGeneration, FSMTTokenizer
 
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-from .reading import make_config, make_model, place_embeddings
+from .reading import check_loading_report, make_config, make_model, place_embeddings, with_library_ranking
 from .renaming import ConversionError, Table
 
 _LAYER = (
@@ -116,15 +115,7 @@ def read(path: str | Path) -> tuple[VanillaTransformerForConditionalGeneration, 
         path, output_loading_info=True, ignore_mismatched_sizes=True
     )
     # The library fills up what a file lacks with random numbers. Sinusoids it computes; older files have none.
-    problems = [f"missing: {name}" for name in sorted(found["missing_keys"]) if name not in POSITIONS]
-    problems += [f"unknown: {name}" for name in sorted(found["unexpected_keys"])]
-    problems += [
-        f"wrong shape: {name} is {list(given)}, {list(needed)} is needed"
-        for name, given, needed in sorted(found["mismatched_keys"])
-    ]
-    if problems:
-        listed = "\n  ".join(problems)
-        raise ConversionError(f"The weights in {path} do not fit its config.json; nothing was converted:\n  {listed}")
+    check_loading_report(found, path, computed=tuple(POSITIONS))
     tokenizer = None
     if Path(path, "vocab-src.json").is_file():
         require_sacremoses()
@@ -138,14 +129,6 @@ def require_sacremoses() -> None:
         raise ImportError(
             "FSMTTokenizer splits words as Moses does and needs sacremoses: pip install 'vanilla-transformer[marian]'"
         )
-
-
-def with_library_ranking(theirs: GenerationConfig) -> GenerationConfig:
-    """Return generation settings under which the library's ranking and lengths hold; what is open stays open."""
-    settings = copy.deepcopy(theirs)
-    settings.gnmt_alpha = settings.max_length_offset = None
-    settings._from_model_config = False  # the library's own mark: with True, fields that it does not know are dropped
-    return settings
 
 
 def _fields(foreign: FSMTForConditionalGeneration, is_learned: bool) -> dict[str, Any]:

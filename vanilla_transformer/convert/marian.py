@@ -42,13 +42,12 @@ from vanilla_transformer.tokenizer_training import save_tokenizer
 from .marian_settings import (
     LAYER_NORM_EPS,
     check_expressible,
-    check_vocabulary,
     config_from_marian,
     config_to_marian,
-    generation_config_from_marian,
     generation_config_to_marian,
     read_tokenizer,
 )
+from .reading import check_loading_report, check_vocabulary, with_library_ranking
 from .renaming import ConversionError, Table, invert, load_own_tensors, own_shapes, rename, whole_folder
 
 # Marian's names → ours. Ours were chosen to be the same; the table says which there are.
@@ -123,7 +122,7 @@ def from_marian(foreign: MarianMTModel) -> VanillaTransformerForConditionalGener
         tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in model.all_tied_weights_keys}
     load_own_tensors(model, rename(tensors, TABLE, own_shapes(model), system="MarianMT", ignored=POSITIONS))
-    model.generation_config = generation_config_from_marian(foreign.generation_config)
+    model.generation_config = with_library_ranking(foreign.generation_config)
     return model.eval()
 
 
@@ -205,7 +204,7 @@ def read(folder: str | Path) -> tuple[VanillaTransformerForConditionalGeneration
         foreign, report = MarianMTModel.from_pretrained(path, config=config, **asked)
     except Exception as error:  # of many classes, by kind of damage and release
         raise ConversionError(f"{path} cannot be read as a checkpoint of MarianMT: {error}") from error
-    _check_report(report, path)
+    check_loading_report(report, path)
     model, tokenizer = from_marian(foreign), read_tokenizer(path)
     check_vocabulary(tokenizer, model.config)
     return model, tokenizer
@@ -240,21 +239,6 @@ def write(
 
 
 # ---------------------------------------------------------------------------------------- from Marian
-
-
-def _check_report(report: dict[str, Any], folder: Path) -> None:
-    """Raise unless the library found in a folder just the tensors that the model has."""
-    problems = [f"missing: {name}" for name in sorted(report["missing_keys"])]
-    problems += [f"unknown: {name}" for name in sorted(report["unexpected_keys"])]
-    problems += [
-        f"misshapen: {name} is {list(there)}, {list(needed)} is needed"
-        for name, there, needed in sorted(report["mismatched_keys"])
-    ]
-    if problems:
-        shown = "\n  ".join(problems[:12])
-        raise ConversionError(
-            f"The weights in {folder} are not those of its config.json; nothing was converted:\n  {shown}"
-        )
 
 
 def _check_positions(table: Tensor, config: VanillaTransformerConfig) -> None:

@@ -80,14 +80,6 @@ def config_from_marian(foreign: MarianMTModel, *, shared: bool, tied: bool) -> V
         raise ConversionError(f"The MarianMT configuration does not fit: {error}") from error
 
 
-def generation_config_from_marian(theirs: GenerationConfig) -> GenerationConfig:
-    """Return Marian's settings for our model: what is open stays open, and the library's ranking and lengths hold."""
-    settings = copy.deepcopy(theirs)
-    settings.gnmt_alpha = settings.max_length_offset = None
-    settings._from_model_config = False  # the library's own mark: with True, fields that it does not know are dropped
-    return settings
-
-
 def check_expressible(config: VanillaTransformerConfig) -> None:
     """Raise a ConversionError that names the first field of ours that MarianMT does not express."""
     for name, value in (("norm_position", "post"), ("position_embedding_type", "sinusoidal"), ("position_offset", 0)):
@@ -155,18 +147,3 @@ def read_tokenizer(folder: Path) -> Any:
         return MarianTokenizer.from_pretrained(folder)
     has_other = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     return AutoTokenizer.from_pretrained(folder) if has_other else None
-
-
-def check_vocabulary(tokenizer: Any, config: VanillaTransformerConfig) -> None:
-    """Raise if a tokenizer has ids that the model has no embedding for."""
-    if tokenizer is None:
-        return
-    vocabularies = [("vocab_size", tokenizer.get_vocab())]
-    if getattr(tokenizer, "separate_vocabs", False):
-        vocabularies.append(("decoder_vocab_size", tokenizer.target_encoder))
-    for name, vocabulary in vocabularies:
-        largest, size = max(vocabulary.values()), getattr(config, name)
-        if largest >= size:
-            raise ConversionError(
-                f"The tokenizer has ids up to {largest}, and the model's {name} is {size}: they are no pair."
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from vanilla_transformer.attention_vanilla_transformer import sinusoids
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-from .renaming import ConversionError, Table, load_own_tensors, own_shapes, rename
+from .renaming import ConversionError, Table, listed, load_own_tensors, own_shapes, rename
 
 # Names of our embedding matrices; which of them a model has depends on what it shares.
 SOURCE, TARGET, SHARED, OUTPUT = (
@@ -161,8 +163,11 @@ def make_config(system: str, read: Mapping[str, Any], given: Mapping[str, Any]) 
     """Return the config of the fields that were read and those that the caller gave.
 
     Raises:
-        ConversionError: A field is in both, or does not fit.
+        ConversionError: A field is in both, there is no such field, or it does not fit.
     """
+    unknown = sorted(set(given) - set(vars(VanillaTransformerConfig())))
+    if unknown:
+        raise ConversionError(f"{', '.join(unknown)}: the configuration has no such field.")
     twice = sorted(set(read) & set(given))
     if twice:
         raise ConversionError(f"{', '.join(twice)}: this is read from the {system} model and cannot be given.")
@@ -197,3 +202,51 @@ def make_model(
     model = VanillaTransformerForConditionalGeneration(config).to(dtype)
     load_own_tensors(model, renamed)
     return model.eval()
+
+
+def with_library_ranking(theirs: GenerationConfig) -> GenerationConfig:
+    """Return generation settings under which the library's ranking and lengths hold; what is open stays open."""
+    settings = copy.deepcopy(theirs)
+    settings.gnmt_alpha = settings.max_length_offset = None
+    settings._from_model_config = False  # the library's own mark: with True, fields that it does not know are dropped
+    return settings
+
+
+def check_loading_report(report: Mapping[str, Any], folder: str | Path, computed: Sequence[str] = ()) -> None:
+    """Raise unless `from_pretrained` found in a folder just the tensors that its model has.
+
+    The library itself fills up with random numbers what a file lacks.
+
+    Args:
+        report: What it gives with `output_loading_info=True, ignore_mismatched_sizes=True`.
+        folder: The folder.
+        computed: Names that a file may lack, since the model computes what they hold.
+
+    Raises:
+        ConversionError: Unknown, missing or misshapen tensors, all of them in one message.
+    """
+    problems = [f"missing: {name}" for name in sorted(report["missing_keys"]) if name not in computed]
+    problems += [f"unknown: {name}" for name in sorted(report["unexpected_keys"])]
+    problems += [
+        f"wrong shape: {name} is {list(there)}, {list(needed)} is needed"
+        for name, there, needed in sorted(report["mismatched_keys"])
+    ]
+    if problems:
+        raise ConversionError(
+            f"The weights in {folder} do not fit its config.json; nothing was converted:\n  {listed(problems)}"
+        )
+
+
+def check_vocabulary(tokenizer: Any, config: VanillaTransformerConfig) -> None:
+    """Raise if a tokenizer has ids that the model has no embedding for."""
+    if tokenizer is None:
+        return
+    vocabularies = [("vocab_size", tokenizer.get_vocab())]
+    if getattr(tokenizer, "separate_vocabs", False):
+        vocabularies.append(("decoder_vocab_size", tokenizer.target_encoder))
+    for name, vocabulary in vocabularies:
+        largest, size = max(vocabulary.values()), getattr(config, name)
+        if largest >= size:
+            raise ConversionError(
+                f"The tokenizer has ids up to {largest}, and the model's {name} is {size}: they are no pair."
+            )

@@ -1,4 +1,4 @@
-"""Rename tables between another system's tensors and ours, strict both ways, and folders that appear whole or not at all.
+"""Rename tables between another system's tensors and ours, strict both ways; folders that appear whole or not at all.
 
 A table has a row for each tensor: their name to our name, "{i}" for the number of a layer. What is in no row, what a
 row asks for and is not there, and what has another shape is an error that lists all of it; nothing is guessed.
@@ -29,6 +29,15 @@ def invert(table: Table) -> dict[str, str]:
     if len(inverse) != len(table):
         raise ValueError("A table with two rows for one of our tensors has no inverse.")
     return inverse
+
+
+def their_name(ours: str, table: Table) -> str:
+    """Return what the tensor `ours` of the right side of `table` is called on its left; `ours` without a row."""
+    for theirs, row in table.items():
+        match = _pattern(row).fullmatch(ours)
+        if match:
+            return theirs.replace("{i}", match.groups()[0] if match.groups() else "")
+    return ours
 
 
 def rename(
@@ -65,37 +74,32 @@ def rename(
             if not any(pattern.fullmatch(name) for pattern in skipped):
                 unknown.append(name)
     problems = [f"unknown: {name}" for name in sorted(unknown)]
-    problems += [f"missing: {_source_name(name, table)}" for name in shapes if name not in found]
+    problems += [f"missing: {their_name(name, table)}" for name in shapes if name not in found]
     problems += [
-        f"no place for: {_source_name(name, table)} (the configuration has no {name})"
+        f"no place for: {their_name(name, table)} (the configuration has no {name})"
         for name in found
         if name not in shapes
     ]
     problems += [
-        f"wrong shape: {_source_name(name, table)} is {list(found[name].shape)}, {list(shape)} is needed"
+        f"wrong shape: {their_name(name, table)} is {list(found[name].shape)}, {list(shape)} is needed"
         for name, shape in shapes.items()
         if name in found and list(found[name].shape) != list(shape)
     ]
     if problems:
-        shown = "\n  ".join(problems[:_SHOWN]) + (
-            f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
-        )
         raise ConversionError(
-            f"The tensors do not fit between {system} and this model; nothing was converted:\n  {shown}"
+            f"The tensors do not fit between {system} and this model; nothing was converted:\n  {listed(problems)}"
         )
     return {name: found[name] for name in shapes}
 
 
+def listed(problems: Sequence[str]) -> str:
+    """Return problems as lines of a message, and of many the first ones and the number of the others."""
+    more = [f"and {len(problems) - _SHOWN} more"] if problems[_SHOWN:] else []
+    return "\n  ".join([*problems[:_SHOWN], *more])
+
+
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(re.escape("{i}"), r"(\d+)"))
-
-
-def _source_name(name: str, table: Table) -> str:
-    for source, target in table.items():
-        match = _pattern(target).fullmatch(name)
-        if match:
-            return source.replace("{i}", match.groups()[0] if match.groups() else "")
-    return name
 
 
 def own_shapes(model: Any) -> dict[str, tuple[int, ...]]:
@@ -118,6 +122,13 @@ def load_own_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
     model.tie_weights()
 
 
+def check_is_free(output_dir: str | Path) -> None:
+    """Raise a ConversionError if `output_dir` exists and is not an empty folder."""
+    output = Path(output_dir)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConversionError(f"{output} exists and is not an empty folder: choose another place to write to.")
+
+
 @contextlib.contextmanager
 def whole_folder(output_dir: str | Path) -> Iterator[Path]:
     """Give a folder to write into that takes the place of `output_dir` at the end, and is gone after an error.
@@ -126,10 +137,10 @@ def whole_folder(output_dir: str | Path) -> Iterator[Path]:
         ConversionError: `output_dir` exists and is not an empty folder.
     """
     output = Path(output_dir)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConversionError(f"{output} exists and is not an empty folder: choose another place to write to.")
+    check_is_free(output)
     scratch = output.with_name(f".{output.name}.incomplete")
     shutil.rmtree(scratch, ignore_errors=True)  # of a conversion that was killed
+    made = [parent for parent in scratch.parents if not parent.exists()]
     scratch.mkdir(parents=True)
     try:
         yield scratch
@@ -138,4 +149,7 @@ def whole_folder(output_dir: str | Path) -> Iterator[Path]:
         scratch.rename(output)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
+        for parent in made:  # the innermost first
+            with contextlib.suppress(OSError):  # another process has put something there
+                parent.rmdir()
         raise
