@@ -122,7 +122,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         self._check_batches()
         self._choose_length_of_training()
         self._choose_precision()
-        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith(LOWER_IS_BETTER):
+        if getattr(self, "greater_is_better", None) is None and (self.metric_for_best_model or "").endswith(
+            LOWER_IS_BETTER
+        ):
             self.greater_is_better = False  # the library knows it of a loss alone
         super().__post_init__()
         if self.max_tokens_per_batch is not None:

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +165,11 @@ def benchmark(
     for name, decode in found.items():
         decode(some[:16], 16)
         sizes = [size for size in BATCH_SIZES[model.device.type] if size <= len(some)] or [len(some)]
-        seconds = {size: machine.timed(lambda d=decode, s=size: d(some, s), 1) for size in sizes}  # type: ignore[misc]
+        seconds = {size: machine.timed(partial(decode, some, size), 1) for size in sizes}
         batch[name] = min(seconds, key=lambda size: seconds[size])
     outputs = {name: decode(task.sources, batch[name]) for name, decode in found.items()}
     runs = {
-        name: (lambda d=decode, n=name: machine.timed_once(lambda: d(task.sources, batch[n])))  # type: ignore[misc]
-        for name, decode in found.items()
+        name: partial(machine.timed_once, partial(decode, task.sources, batch[name])) for name, decode in found.items()
     }
     results = machine.alternate(runs, rounds)
     tokens = sum(map(len, outputs[OURS])) + len(task.sources)
@@ -195,7 +195,7 @@ def latency(model: Any, task: Task, *, rounds: int, threads: int, with_ctranslat
     for decode in found.values():
         decode(sentences[:2], 1)
     runs = {
-        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, 1)) / len(sentences))  # type: ignore[misc]
+        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, 1)) / len(sentences))
         for name, decode in found.items()
     }
     results = machine.alternate(runs, rounds)

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def benchmark(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
         for name in programs:
             run(name)  # files into the system's cache
             parts[name].clear()
-        machine.alternate({name: (lambda name=name: run(name)) for name in programs}, rounds)
+        machine.alternate({name: partial(run, name) for name in programs}, rounds)
         return [
             {
                 "contender": name,

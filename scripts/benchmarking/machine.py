@@ -96,7 +96,8 @@ def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
 
     What slows the machine down for a while so meets all of them, and ratios are taken within a round.
     """
-    names, results = list(runs), {name: [] for name in runs}  # type: dict[str, list[float]]
+    names = list(runs)
+    results: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:

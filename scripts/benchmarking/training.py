@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import datasets
@@ -257,6 +258,7 @@ class PlainTransformer(nn.Module):
         )
         position, half = torch.arange(1024)[:, None], torch.arange(0, sizes["d_model"], 2)
         angles = position * torch.exp(half * (-math.log(10_000.0) / sizes["d_model"]))
+        self.positions: Tensor
         self.register_buffer("positions", torch.stack((angles.sin(), angles.cos()), -1).flatten(1), persistent=False)
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -341,7 +343,7 @@ def benchmark(
     runs = {name: bench.make(name, settings) for name, settings in chosen.items()}
     for run in runs.values():
         run(1)
-    results = machine.alternate({name: (lambda run=run: run(updates)) for name, run in runs.items()}, rounds)
+    results = machine.alternate({name: partial(run, updates) for name, run in runs.items()}, rounds)
     flops = bench.flops_per_token()
     pairs = dataset.select(range(min(len(dataset), 4000))).to_dict()
     rows = []
