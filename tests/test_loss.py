@@ -151,8 +151,8 @@ def test_autocast_multiplies_in_its_dtype_and_keeps_statistics_in_float32(bias):
         expected = plain(hidden, lm_head, extra, labels, 0.1)  # torch's own: linear in bfloat16, the loss in float32
     assert loss.dtype == torch.float32
     assert_close(loss, expected, rtol=2e-2, atol=2e-2)
-    # Closer: operands rounded to bfloat16, the product too, everything after in float32. The mean over the classes that
-    # smoothing takes is never rounded here: it is a product with the mean row of the weight.
+    # Closer: operands rounded to bfloat16, the product too, everything after in float32. The mean over the classes
+    # that smoothing takes is never rounded here: it is a product with the mean row of the weight.
     logits = (hidden.bfloat16() @ lm_head.weight.bfloat16().T).float()
     logits = logits if extra is None else logits + extra
     exact = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)

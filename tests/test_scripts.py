@@ -583,7 +583,7 @@ def test_accelerate_reads_its_configurations(config):
 
 
 def test_moses_lines_are_lower_cased_normalised_tokenised_and_escaped():
-    # The conventions of the Moses scripts by hand: quotes made plain, then &quot; and &apos;; hyphens stay inside words.
+    # By the conventions of the Moses scripts: quotes made plain, then &quot; and &apos;; hyphens stay inside words.
     lines = load("evaluate").moses_lines(["Ein \u201eJAZZ\u201c-Sänger, gut-gelaunt.", "It\u2019s A & B"], "en")
     assert lines == ["ein &quot; jazz &quot; -sänger , gut-gelaunt .", "it &apos;s a &amp; b"]
 
