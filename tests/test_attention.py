@@ -496,3 +496,35 @@ def test_both_cache_names_come_and_the_old_one_warns_where_the_library_does(make
         outputs = model(**arguments, past_key_values=cache)
     assert outputs[NEWEST_CACHE_NAME] is cache
     assert cache.get_seq_length() == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padded", [False, True])
+def test_short_rows_train_by_plain_products_with_the_gradients_of_the_kernel(make_model, monkeypatch, dtype, padded):
+    model = make_model("sdpa", dropout=0.0).train()
+    source, labels = torch.randint(3, 50, (4, 9)), torch.randint(3, 50, (4, 7))
+    mask = torch.ones_like(source)
+    if padded:
+        mask[1:, 6:] = 0
+        labels[2, 4:] = -100
+    calls = []
+    kernel = nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or kernel(*a, **k)
+    )
+    gradients = {}
+    for name, limit, half in (("exact", 0, False), ("kernel", 0, True), ("plain", 1000, dtype == torch.bfloat16)):
+        monkeypatch.setattr(attention, "_SHORT", limit)
+        monkeypatch.setattr(attention, "_SHORT_HALF", limit)
+        calls.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(source, attention_mask=mask, labels=labels).loss
+        gradients[name] = torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
+        assert bool(calls) == (limit == 0)
+    error = {
+        name: (value - gradients["exact"]).norm() / gradients["exact"].norm() for name, value in gradients.items()
+    }
+    assert error["plain"] < (1e-6 if dtype == torch.float32 else 1.2 * error["kernel"])
+    calls.clear()
+    model.eval()(source, attention_mask=mask, labels=labels)
+    assert calls  # without a backward pass the kernel is as fast

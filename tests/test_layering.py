@@ -20,7 +20,7 @@ ALLOWED = {
     "dropout_vanilla_transformer": set(),
     "loss_vanilla_transformer": set(),
     "pipeline_vanilla_transformer": set(),
-    "attention_vanilla_transformer": {"configuration_vanilla_transformer"},
+    "attention_vanilla_transformer": {"configuration_vanilla_transformer", "dropout_vanilla_transformer"},
     "pretrained_vanilla_transformer": {"configuration_vanilla_transformer"},
     "modeling_vanilla_transformer": SHIPPED - {"modeling_vanilla_transformer"},
     "registration": SHIPPED,

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from vanilla_transformer import modeling_vanilla_transformer
+from vanilla_transformer import attention_vanilla_transformer, modeling_vanilla_transformer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerEncoderLayer,
@@ -359,8 +359,9 @@ def test_each_dropout_field_is_honoured(make_model, monkeypatch, field, calls, a
         seen.append(kwargs["dropout_p"])
         return attention(*args, **kwargs)
 
-    monkeypatch.setattr(nn.functional, "dropout", spy_dropout)  # of the eager attention
     monkeypatch.setattr(modeling_vanilla_transformer, "dropout", spy_dropout)
+    monkeypatch.setattr(attention_vanilla_transformer, "drop", spy_dropout)
+    monkeypatch.setattr(attention_vanilla_transformer, "_SHORT", 0)  # "sdpa" by its kernel
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy_attention)
     model = make_model(attn_implementation, **{"dropout": 0.0, field: 0.375})
     model.train()(**batch())
