@@ -98,7 +98,8 @@ def main() -> None:
         parse(["--help"], __doc__, [RunArguments], FURTHER_HELP)
 
     with clear_errors():  # all that can be wrong with the input shows before any training
-        from vanilla_transformer import VanillaTransformerTrainingArguments, save_tokenizer
+        # What the end of a run needs is loaded here: days later another version may lie in its place.
+        from vanilla_transformer import VanillaTransformerTrainingArguments, model_card, save_tokenizer, translation  # noqa: F401
 
         parts = [RunArguments, config_arguments(), VanillaTransformerTrainingArguments]
         run, fields, training = parse(["--help"] if "--help_all" in argv else argv, __doc__, parts)

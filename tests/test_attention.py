@@ -521,10 +521,10 @@ def test_short_rows_train_by_plain_products_with_the_gradients_of_the_kernel(mak
             loss = model(source, attention_mask=mask, labels=labels).loss
         gradients[name] = torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
         assert bool(calls) == (limit == 0)
-    error = {
-        name: (value - gradients["exact"]).norm() / gradients["exact"].norm() for name, value in gradients.items()
-    }
-    assert error["plain"] < (1e-6 if dtype == torch.float32 else 1.2 * error["kernel"])
+    exact = gradients["exact"]
+    error = {name: (value - exact).norm() / exact.norm() for name, value in gradients.items()}
+    # In bfloat16 the kernel keeps the scores in float32 and the plain products round them once more.
+    assert error["plain"] < (1e-6 if dtype == torch.float32 else 2.5 * error["kernel"])
     calls.clear()
     model.eval()(source, attention_mask=mask, labels=labels)
     assert calls  # without a backward pass the kernel is as fast
