@@ -10,9 +10,9 @@ r"""Convert models between this package and other systems; what does not fit is 
     python scripts/convert.py --from ctranslate2 --to marian ct2-folder marian-folder
 
 From: annotated, ctranslate2, fairseq, fsmt, marian, opennmt, tensor2tensor, torch_nn, vanilla. To: ctranslate2,
-marian, torch_nn, vanilla. The way from one other system to another leads through a model of this package. "vanilla" is
-a checkpoint folder like those of train.py: give it to evaluate.py, translate.py or the Auto classes, or train it on.
-docs/interop.md says for each format what carries over.
+marian, onnx, torch_nn, vanilla. The way from one other system to another leads through a model of this package.
+"vanilla" is a checkpoint folder like those of train.py: give it to evaluate.py, translate.py or the Auto classes, or
+train it on. docs/interop.md says for each format what carries over.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ READ_OPTIONS = {
     "fields": ("annotated", "opennmt", "tensor2tensor", "torch_nn"),
 }
 WRITE_OPTIONS = {
-    "quantization": ("ctranslate2",),
+    "quantization": ("ctranslate2", "onnx"),
     "num_positions": ("ctranslate2",),
     "target_tokenizer": ("ctranslate2",),
     "allow_layer_norm_eps": ("marian",),
@@ -98,7 +98,10 @@ class ConvertArguments:
     )
     quantization: str | None = field(
         default=None,
-        metadata={"help": "To ctranslate2: float32 (if not given), bfloat16, float16, int16, int8, int8_float32, ..."},
+        metadata={
+            "help": "To ctranslate2: float32 (if not given), bfloat16, float16, int16, int8, int8_float32, ...; to "
+            "onnx: int8."
+        },
     )
     num_positions: int | None = field(
         default=None, metadata={"help": "To ctranslate2: rows of its table of sinusoids, 2048 if not given."}

@@ -10,6 +10,7 @@
 | tensor2tensor | variables of tensor2tensor, `.npz` | `from_tensor2tensor` | read |
 | opennmt | OpenNMT-py 1 to 3, `.pt` | `from_opennmt` | read |
 | ctranslate2 | CTranslate2's folder | `from_ctranslate2`, `to_ctranslate2` (from and to folders) | read, write |
+| onnx | encoder and decoder graphs for onnxruntime | `to_onnx` (to a folder) | write |
 | vanilla | this package's checkpoint folder | `from_pretrained`, `save_pretrained` | read, write |
 
 Each format is a module of its name here with a rename table; its docstring says what carries over and what is refused.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .fairseq import from_fairseq
     from .fsmt import from_fsmt
     from .marian import from_marian, to_marian
+    from .onnx import to_onnx
     from .opennmt import from_opennmt
     from .renaming import ConversionError
     from .tensor2tensor import from_tensor2tensor
@@ -60,6 +62,7 @@ FORMATS = {
     "fairseq": Format("fairseq"),
     "fsmt": Format("fsmt"),
     "marian": Format("marian", writes=True),
+    "onnx": Format("onnx", reads=False, writes=True),
     "opennmt": Format("opennmt"),
     "tensor2tensor": Format("tensor2tensor"),
     "torch_nn": Format("torch_nn", writes=True),
@@ -78,6 +81,7 @@ _LAZY = {
     "from_torch_nn": "torch_nn",
     "to_ctranslate2": "ctranslate2",
     "to_marian": "marian",
+    "to_onnx": "onnx",
     "to_torch_nn": "torch_nn",
 }
 
@@ -95,6 +99,7 @@ __all__ = [
     "from_torch_nn",
     "to_ctranslate2",
     "to_marian",
+    "to_onnx",
     "to_torch_nn",
 ]
 
