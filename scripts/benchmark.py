@@ -52,7 +52,12 @@ class BenchmarkArguments:
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
     threads: int = field(default=2, metadata={"help": "Threads of all contenders."})
-    precision: list[str] | None = field(default=None, metadata={"help": "fp32, bf16; default: the faster (train)."})
+    precision: list[str] | None = field(
+        default=None, metadata={"help": "fp32, bf16; default: the faster one (train), fp32 (learn)."}
+    )
+    contenders: list[str] | None = field(
+        default=None, metadata={"help": "Of ours, marian, marian_by_length, torch_nn (train, learn); default: all."}
+    )
     no_memory: bool = field(default=False, metadata={"help": "Do not measure memory."})
     output: str | None = field(default=None, metadata={"help": "File for all figures as JSON."})
     plot: str | None = field(default=None, metadata={"help": "File for the picture (growth, learn), a PNG."})
@@ -79,6 +84,7 @@ def main() -> None:
 def prepare(arguments: Any) -> None:
     """Check what was asked for, and set the number of threads before anything runs."""
     import torch
+    from benchmarking.training import CONTENDERS
     from benchmarking.workload import SIZES
     from transformers.utils import logging
 
@@ -88,6 +94,9 @@ def prepare(arguments: Any) -> None:
     for precision in arguments.precision or ():
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"--precision {precision} is unknown: choose of fp32, bf16")
+    for contender in arguments.contenders or ():
+        if contender not in CONTENDERS:
+            raise ValueError(f"--contenders {contender} is unknown: choose of {', '.join(CONTENDERS)}")
     for name in ("threads", "rounds", "updates", "tokens_per_update", "num_beams"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
@@ -111,6 +120,12 @@ class Benchmark:
         self.machine = machine.describe(arguments.device)
         self.results: dict[str, Any] = {"machine": self.machine}
         print(machine.machine_line(self.machine) + "\n", flush=True)
+
+    def _contenders(self, *default: str) -> tuple[str, ...]:
+        from benchmarking.training import CONTENDERS, GROUPED, OURS, RANDOM, TORCH_NN
+
+        names = dict(zip(CONTENDERS, (OURS, RANDOM, GROUPED, TORCH_NN), strict=True))
+        return tuple(names[name] for name in self.arguments.contenders or default)
 
     def _sizes(self, *default: str) -> list[str]:
         return self.arguments.size or list(default)
@@ -142,6 +157,7 @@ class Benchmark:
                     device=arguments.device,
                     gemm=gemm,
                     precisions=precisions,
+                    contenders=self._contenders("ours", "marian", "marian_by_length", "torch_nn"),
                     with_memory=not arguments.no_memory,
                 )
                 self.results.setdefault("train", []).extend(rows)
@@ -303,7 +319,13 @@ class Benchmark:
         validation = list(zip(pairs["source"], pairs["target"], strict=True))
         for size in self._sizes("tiny"):
             curves = learning.benchmark(
-                Workload(size, vocab_size), dataset, validation, tokenizer, minutes=arguments.minutes
+                Workload(size, vocab_size),
+                dataset,
+                validation,
+                tokenizer,
+                minutes=arguments.minutes,
+                bf16=arguments.precision == ["bf16"],
+                contenders=self._contenders("ours", "marian", "marian_by_length"),
             )
             self.results["learn"] = curves
             if arguments.plot:

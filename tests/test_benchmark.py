@@ -241,6 +241,7 @@ def test_load_times_both(monkeypatch, capsys):
         (["train", "--device", "cuda"], "--device cuda cannot be used"),
         (["train", "--data", "nowhere.en"], "there is no file nowhere.en"),
         (["learn"], "learn needs --data"),
+        (["train", "--contenders", "fairseq"], "--contenders fairseq is unknown"),
     ],
 )
 def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):

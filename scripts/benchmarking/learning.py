@@ -52,7 +52,15 @@ class _Curve(TrainerCallback):
 
 
 def _trainer(
-    name: str, workload: Workload, dataset: datasets.Dataset, tokenizer: Any, updates: int, batch: int, lr: float
+    name: str,
+    workload: Workload,
+    dataset: datasets.Dataset,
+    tokenizer: Any,
+    *,
+    updates: int,
+    batch: int,
+    lr: float,
+    bf16: bool,
 ) -> Any:
     options: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(),
@@ -62,7 +70,7 @@ def _trainer(
         "warmup_steps": max(1, updates // 10),
         "adam_beta2": 0.98,
         "adam_epsilon": 1e-9,
-        "bf16": False,
+        "bf16": bf16,
         "use_cpu": not torch.cuda.is_available(),
         "report_to": "none",
         "log_level": "error",
@@ -102,6 +110,7 @@ def benchmark(
     tokens_per_batch: int = 1024,
     learning_rate: float = 2e-3,
     points: int = 8,
+    bf16: bool = False,
     contenders: tuple[str, ...] = (OURS, RANDOM, GROUPED),
 ) -> dict[str, list[dict[str, float]]]:
     """Return each contender's curve: minutes, updates, real target tokens, BLEU of greedy translations.
@@ -115,16 +124,18 @@ def benchmark(
         tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
         learning_rate: Peak rate.
         points: Evaluations.
+        bf16: Mixed precision, for all.
         contenders: Who takes part.
     """
     curves = {}
     for name in contenders:
         print(f"{name}, {minutes:g} minutes", flush=True)
-        trial = _trainer(name, workload, dataset, tokenizer, 40, tokens_per_batch, learning_rate)
+        settings: dict[str, Any] = {"batch": tokens_per_batch, "lr": learning_rate, "bf16": bf16}
+        trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
         start = time.perf_counter()
         trial.train()
         updates = max(points, round(40 * minutes * 60 / (time.perf_counter() - start)))
-        trainer = _trainer(name, workload, dataset, tokenizer, updates, tokens_per_batch, learning_rate)
+        trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
         curve = _Curve(updates, points, validation, tokenizer)
         collator = trainer.data_collator
 

@@ -37,6 +37,7 @@ from .workload import DROPOUT, LABEL_SMOOTHING, PAD, SIZES, Workload, training_f
 
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (128, 256, 512, 1024)}  # of the peers, in pairs
 TOKEN_BUDGETS = {"cpu": (1024, 2048, 4096), "cuda": (8192, 25_000)}  # of ours
+CONTENDERS = ("ours", "marian", "marian_by_length", "torch_nn")  # on the command line
 OURS, RANDOM, GROUPED, TORCH_NN = (
     "vanilla-transformer",
     "MarianMT random",
