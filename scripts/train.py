@@ -143,9 +143,10 @@ def config_arguments() -> Any:
 def check_arguments(run: Any, fields: dict[str, Any], training: Any) -> None:
     """Refuse what cannot work before anything is read."""
     from vanilla_transformer.model_card import check_license
+    from vanilla_transformer.output_folders import is_free
 
     folder = Path(training.output_dir)
-    if not training.resume_from_checkpoint and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not training.resume_from_checkpoint and not is_free(folder):
         raise ValueError(
             f"--output_dir {folder} is not empty: choose another folder, or go on with what is in it by "
             "--resume_from_checkpoint true"

@@ -35,9 +35,10 @@ ALLOWED = {
     "streaming": {"batching", "tokenizer_training"},
     "dataloading": {"batching", "streaming"},
     "optimization": set(),
+    "output_folders": set(),
     "quantization": set(),
     "metrics": set(),
-    "averaging": {"checkpointing", "training_arguments"},
+    "averaging": {"checkpointing", "output_folders", "training_arguments"},
     "checkpointing": set(),
     "monitoring": set(),
     "training_arguments": set(),
@@ -54,6 +55,7 @@ CONVERTERS_USE = {
     "configuration_vanilla_transformer",
     "generation_vanilla_transformer",
     "modeling_vanilla_transformer",
+    "output_folders",
     "tokenizer_training",
 }
 CONVERTERS = {

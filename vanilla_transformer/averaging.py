@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from .checkpointing import checkpoints_of
+from .output_folders import is_free, whole_folder
 from .training_arguments import LOWER_IS_BETTER
 
 # Fields of config.json that say where a model comes from, not what it is.
@@ -61,22 +62,18 @@ def average_checkpoints(checkpoints: Sequence[str | Path], output_dir: str | Pat
     twice = sorted({str(folder) for folder in folders if [f.resolve() for f in folders].count(folder.resolve()) > 1})
     if twice:
         raise ValueError(f"Checkpoints given twice: {', '.join(twice)}. Each counts once in the average.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if not is_free(output):
         raise ValueError(f"The output folder {output} is not empty: choose another one.")
     with ExitStack() as stack:
         opened = [_OpenCheckpoint(folder, stack) for folder in folders]
         for other in opened[:-1]:
             other.check_same_model(opened[-1])
-        # Beside its place until it is whole, so that an interrupted run leaves no half checkpoint there.
-        scratch = output.with_name(f".{output.name}.incomplete")
-        shutil.rmtree(scratch, ignore_errors=True)
-        _copy_model_files(folders[-1], scratch)
-        for file_name, names in opened[-1].files.items():
-            save_file({name: _mean(opened, name) for name in names}, scratch / file_name, metadata={"format": "pt"})
-    if output.exists():
-        output.rmdir()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    scratch.rename(output)
+        with whole_folder(output) as scratch:
+            _copy_model_files(folders[-1], scratch)
+            for file_name, names in opened[-1].files.items():
+                save_file(
+                    {name: _mean(opened, name) for name in names}, scratch / file_name, metadata={"format": "pt"}
+                )
     return output
 
 
@@ -152,7 +149,6 @@ def _mean(checkpoints: Sequence[_OpenCheckpoint], name: str) -> torch.Tensor:
 
 def _copy_model_files(source: Path, target: Path) -> None:
     """Copy a checkpoint without its weights and without the state of its run."""
-    target.mkdir(parents=True)
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not _RUN_FILES.fullmatch(path.name):
             shutil.copy2(path, target / path.name)

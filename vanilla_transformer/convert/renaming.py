@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from vanilla_transformer.output_folders import is_free
+from vanilla_transformer.output_folders import whole_folder as whole
 
 Table = Mapping[str, str]
 _SHOWN = 12
@@ -125,7 +127,7 @@ def load_own_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
 def check_is_free(output_dir: str | Path) -> None:
     """Raise a ConversionError if `output_dir` exists and is not an empty folder."""
     output = Path(output_dir)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if not is_free(output):
         raise ConversionError(f"{output} exists and is not an empty folder: choose another place to write to.")
 
 
@@ -136,20 +138,6 @@ def whole_folder(output_dir: str | Path) -> Iterator[Path]:
     Raises:
         ConversionError: `output_dir` exists and is not an empty folder.
     """
-    output = Path(output_dir)
-    check_is_free(output)
-    scratch = output.with_name(f".{output.name}.incomplete")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a conversion that was killed
-    made = [parent for parent in scratch.parents if not parent.exists()]
-    scratch.mkdir(parents=True)
-    try:
+    check_is_free(output_dir)
+    with whole(Path(output_dir)) as scratch:
         yield scratch
-        if output.exists():
-            output.rmdir()
-        scratch.rename(output)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for parent in made:  # the innermost first
-            with contextlib.suppress(OSError):  # another process has put something there
-                parent.rmdir()
-        raise
