@@ -122,10 +122,9 @@ class Benchmark:
         print(machine.machine_line(self.machine) + "\n", flush=True)
 
     def _contenders(self, *default: str) -> tuple[str, ...]:
-        from benchmarking.training import CONTENDERS, GROUPED, OURS, RANDOM, TORCH_NN
+        from benchmarking.training import CONTENDERS
 
-        names = dict(zip(CONTENDERS, (OURS, RANDOM, GROUPED, TORCH_NN), strict=True))
-        return tuple(names[name] for name in self.arguments.contenders or default)
+        return tuple(CONTENDERS[name] for name in self.arguments.contenders or default)
 
     def _sizes(self, *default: str) -> list[str]:
         return self.arguments.size or list(default)
@@ -157,7 +156,7 @@ class Benchmark:
                     device=arguments.device,
                     gemm=gemm,
                     precisions=precisions,
-                    contenders=self._contenders("ours", "marian", "marian_by_length", "torch_nn"),
+                    contenders=self._contenders(*training.CONTENDERS),
                     with_memory=not arguments.no_memory,
                 )
                 self.results.setdefault("train", []).extend(rows)
@@ -208,13 +207,14 @@ class Benchmark:
         with_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None and arguments.device == "cpu"
         if not with_ctranslate2:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
-        common = {"rounds": arguments.rounds, "threads": arguments.threads, "with_ctranslate2": with_ctranslate2}
+        common = {"rounds": arguments.rounds, "device": arguments.device}
         model, task, score, what = self._trained_model()
-        rows = decoding.benchmark(model, task, score=score, **common)
+        found = decoding.decoders(model, task, arguments.threads, with_ctranslate2=with_ctranslate2)
+        rows = decoding.benchmark(found, task, score=score, **common)
         print(f"Decoding, {what}, {len(task.sources):,} sentences, {task.num_beams} beams\n")
         print(report.decoding_table(rows, len(task.sources)), flush=True)
         self.results["decode"] = rows
-        alone = decoding.latency(model, task, **common)
+        alone = decoding.latency(found, task, rounds=arguments.rounds)
         self.results["latency"] = alone
         print("\nOne sentence alone, the same model\n")
         cells = [[r["contender"], f"{r['seconds'] * 1e3:.0f}", f"{r['ours_over_this']:.2f}x"] for r in alone]
@@ -223,7 +223,9 @@ class Benchmark:
             workload = Workload(size, 8_000)
             sources = list(generated_pairs(workload.vocab_size, 256)["input_ids"])
             forced = decoding.Task(sources, arguments.num_beams, 20, PAD, EOS)
-            rows = decoding.benchmark(workload.ours().eval().to(arguments.device), forced, **common)
+            model = workload.ours().eval().to(arguments.device)
+            found = decoding.decoders(model, forced, arguments.threads, with_ctranslate2=with_ctranslate2)
+            rows = decoding.benchmark(found, forced, **common)
             print(f"\nDecoding, {workload}, random weights, {len(sources)} sentences, 20 forced tokens\n")
             print(report.decoding_table(rows, len(sources)), flush=True)
             self.results.setdefault("decode_random", []).extend(rows)

@@ -4,17 +4,16 @@ import json
 import math
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from script_modules import SCRIPTS
 from torch.utils.flop_counter import FlopCounterMode
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.append(str(SCRIPTS))
 
-import benchmark  # noqa: E402
-from benchmarking import decoding, growth, learning, losses, machine, report, training, workload  # noqa: E402
+import benchmark
+from benchmarking import decoding, growth, learning, losses, machine, report, training, workload
 
 MINIATURE = {"layers": 1, "d_model": 16, "d_ff": 32, "heads": 2}
 
@@ -172,7 +171,8 @@ def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
     model = workload.Workload("tiny", 60).ours().eval()
     sources = list(workload.generated_pairs(60, 12)["input_ids"])
     task = decoding.Task(sources, 3, None, workload.PAD, workload.EOS)
-    rows = decoding.benchmark(model, task, rounds=1, threads=1, with_ctranslate2=True, score=lambda outputs: 1.5)
+    contenders = decoding.decoders(model, task, 1, with_ctranslate2=True)
+    rows = decoding.benchmark(contenders, task, rounds=1, score=lambda outputs: 1.5)
     found = {row["contender"]: row for row in rows}
     assert found["MarianMT fp32"]["same_as_ours"] >= 11
     assert found[decoding.OURS]["same_as_ours"] == 12

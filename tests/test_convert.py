@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import re
@@ -10,13 +9,13 @@ import shlex
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
+from script_modules import SCRIPTS, load
 from test_convert_marian import ENGLISH, make_marian_folder
 from tiny_models import SHARING, batch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
@@ -36,9 +35,6 @@ from vanilla_transformer.convert.renaming import (
     whole_folder,
 )
 from vanilla_transformer.hub import self_check
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
 
 # ---------------------------------------------------------------------------------------- rename tables
 
@@ -283,21 +279,6 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(make_model, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------- the script
-
-
-def load(script: str):
-    """Return a script as a module, so that many calls share one process."""
-    sys.path.append(str(SCRIPTS))
-    try:
-        spec = importlib.util.spec_from_file_location(f"script_{script}", SCRIPTS / f"{script}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look there
-        path = list(sys.path)
-        spec.loader.exec_module(module)
-        sys.path[:] = path  # the script moves its folder behind all others
-        return module
-    finally:
-        sys.path.remove(str(SCRIPTS))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The scripts as a user calls them: one whole run on generated text, and one clear error for each wrong input."""
 
 import gzip
-import importlib.util
 import inspect
 import json
 import os
@@ -18,12 +17,12 @@ import transformers
 import yaml
 from packaging.version import Version
 from safetensors.numpy import load_file
+from script_modules import SCRIPTS, load
 
 from vanilla_transformer import VanillaTransformerConfig, modeling_vanilla_transformer
 from vanilla_transformer.phrase_grammar import generate_splits
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "scripts"
 TINY = "--preset tiny --d_model 32 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 64 --decoder_ffn_dim 64"
 SHORT = "--max_steps 6 --warmup_steps 4 --peak_lr 0.003 --max_tokens_per_batch 1500 --bf16 false --report_to none"
 
@@ -361,21 +360,6 @@ def test_help_opens_with_the_command_and_loads_nothing_heavy(script):
 
 
 # ------------------------------------------------------------------------------------------- wrong input
-
-
-def load(script: str):
-    """Return a script as a module, so that many wrong inputs share one process."""
-    sys.path.append(str(SCRIPTS))
-    try:
-        spec = importlib.util.spec_from_file_location(f"script_{script}", SCRIPTS / f"{script}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look there
-        path = list(sys.path)
-        spec.loader.exec_module(module)
-        sys.path[:] = path  # the script moves its folder behind all others
-        return module
-    finally:
-        sys.path.remove(str(SCRIPTS))
 
 
 def refused(module, arguments, monkeypatch, capsys) -> str:

@@ -118,6 +118,12 @@ def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> D
 def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
     """Return the contenders by name; ours in fp32 is the first.
 
+    Args:
+        model: Our model in fp32, in evaluation mode.
+        task: What to decode.
+        threads: Threads for CTranslate2, as many as torch has.
+        with_ctranslate2: Whether CTranslate2 takes part.
+
     All rank by log P over length and stop at K finished hypotheses, as CTranslate2 does; ours, too, with the paper's
     ranking.
     """
@@ -141,31 +147,28 @@ def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) ->
 
 
 def benchmark(
-    model: Any,
+    found: dict[str, Decoder],
     task: Task,
     *,
     rounds: int,
-    threads: int,
-    with_ctranslate2: bool,
+    device: str = "cpu",
     score: Callable[[Sentences], float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row a contender: best batch size, seconds, ratio, same translations as ours in fp32, and BLEU.
 
     Args:
-        model: Our model in fp32, in evaluation mode.
+        found: The contenders, of `decoders`.
         task: What to decode.
         rounds: Rounds; each contender decodes all sentences once in each.
-        threads: Threads for CTranslate2, as many as torch has.
-        with_ctranslate2: Whether CTranslate2 takes part.
+        device: Where: it decides which batch sizes are tried.
         score: BLEU of translations, if there are references.
     """
-    found = decoders(model, task, threads, with_ctranslate2=with_ctranslate2)
     some = task.sources[:: max(1, len(task.sources) // 256)]
     batch: dict[str, int] = {}
     for name, decode in found.items():
         decode(some[:16], 16)
-        sizes = [size for size in BATCH_SIZES[model.device.type] if size <= len(some)] or [len(some)]
-        seconds = {size: machine.timed(partial(decode, some, size), 1) for size in sizes}
+        sizes = [size for size in BATCH_SIZES[device.partition(":")[0]] if size <= len(some)] or [len(some)]
+        seconds = {size: machine.timed_once(partial(decode, some, size)) for size in sizes}
         batch[name] = min(seconds, key=lambda size: seconds[size])
     outputs = {name: decode(task.sources, batch[name]) for name, decode in found.items()}
     runs = {
@@ -188,9 +191,8 @@ def benchmark(
     ]
 
 
-def latency(model: Any, task: Task, *, rounds: int, threads: int, with_ctranslate2: bool) -> list[dict[str, Any]]:
-    """Return the median seconds of a sentence decoded alone, a row a contender."""
-    found = decoders(model, task, threads, with_ctranslate2=with_ctranslate2)
+def latency(found: dict[str, Decoder], task: Task, *, rounds: int) -> list[dict[str, Any]]:
+    """Return the median seconds of a sentence decoded alone, a row a contender of `decoders`."""
     sentences = task.sources[:: max(1, len(task.sources) // 12)][:12]
     for decode in found.values():
         decode(sentences[:2], 1)

@@ -20,7 +20,7 @@ from vanilla_transformer.trainer import VanillaTransformerTrainer
 from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
 from vanilla_transformer.translation import translate_sentences
 
-from .training import GROUPED, OURS, RANDOM, grouping_by_length
+from .training import GROUPED, OURS, RANDOM, grouping_by_length, quiet_arguments, watch_labels
 from .workload import LABEL_SMOOTHING, Workload
 
 
@@ -31,6 +31,9 @@ class _Curve(TrainerCallback):
         self.at = {round(updates * (index + 1) / points) for index in range(points)}
         self.validation, self.tokenizer = validation, tokenizer
         self.tokens, self.seconds, self.points = 0, 0.0, []  # type: int, float, list[dict[str, float]]
+
+    def count(self, labels: torch.Tensor) -> None:
+        self.tokens += int((labels != -100).sum())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.began = time.perf_counter()
@@ -57,26 +60,19 @@ def _trainer(
     dataset: datasets.Dataset,
     tokenizer: Any,
     *,
+    folder: str,
     updates: int,
     batch: int,
     lr: float,
     bf16: bool,
 ) -> Any:
-    options: dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(),
+    options = quiet_arguments(folder, bf16, "cuda" if torch.cuda.is_available() else "cpu") | {
         "max_steps": updates,
         "learning_rate": lr,
         "lr_scheduler_type": "cosine",
         "warmup_steps": max(1, updates // 10),
         "adam_beta2": 0.98,
         "adam_epsilon": 1e-9,
-        "bf16": bf16,
-        "use_cpu": not torch.cuda.is_available(),
-        "report_to": "none",
-        "log_level": "error",
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
         "seed": 1,
     }
     if name == OURS:
@@ -128,26 +124,21 @@ def benchmark(
         contenders: Who takes part.
     """
     curves = {}
-    for name in contenders:
-        print(f"{name}, {minutes:g} minutes", flush=True)
-        settings: dict[str, Any] = {"batch": tokens_per_batch, "lr": learning_rate, "bf16": bf16}
-        trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
-        start = time.perf_counter()
-        trial.train()
-        updates = max(points, round(40 * minutes * 60 / (time.perf_counter() - start)))
-        trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
-        curve = _Curve(updates, points, validation, tokenizer)
-        collator = trainer.data_collator
-
-        def counting(rows: list[Any], collator: Any = collator, curve: _Curve = curve) -> Any:
-            batch = collator(rows)
-            curve.tokens += int((batch["labels"] != -100).sum())
-            return batch
-
-        trainer.data_collator = counting
-        trainer.add_callback(curve)
-        trainer.train()
-        curves[name] = curve.points
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"folder": folder, "batch": tokens_per_batch, "lr": learning_rate, "bf16": bf16}
+        for name in contenders:
+            print(f"{name}, {minutes:g} minutes", flush=True)
+            trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
+            watch_labels(trial, trial.data_collator, lambda labels: None)
+            start = time.perf_counter()
+            trial.train()
+            updates = max(points, round(40 * minutes * 60 / (time.perf_counter() - start)))
+            trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
+            curve = _Curve(updates, points, validation, tokenizer)
+            watch_labels(trainer, trainer.data_collator, curve.count)
+            trainer.add_callback(curve)
+            trainer.train()
+            curves[name] = curve.points
     return curves
 
 

@@ -37,13 +37,14 @@ from .workload import DROPOUT, LABEL_SMOOTHING, PAD, SIZES, Workload, training_f
 
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (128, 256, 512, 1024)}  # of the peers, in pairs
 TOKEN_BUDGETS = {"cpu": (1024, 2048, 4096), "cuda": (8192, 25_000)}  # of ours
-CONTENDERS = ("ours", "marian", "marian_by_length", "torch_nn")  # on the command line
 OURS, RANDOM, GROUPED, TORCH_NN = (
     "vanilla-transformer",
     "MarianMT random",
     "MarianMT by length",
     "torch.nn.Transformer",
 )
+# What they are called on the command line.
+CONTENDERS = {"ours": OURS, "marian": RANDOM, "marian_by_length": GROUPED, "torch_nn": TORCH_NN}
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,7 @@ class _MeterCallback(TrainerCallback):
 def _run_trainer(trainer: Any, collator: Any, updates: int, device: str) -> float:
     """Train for one update and then so many more, and return the rate of the latter."""
     meter = _Meter()
-
-    def counting(rows: list[Any]) -> Any:
-        batch = collator(rows)
-        meter.count(batch["labels"])
-        return batch
-
-    trainer.data_collator = counting
-    trainer.remove_callback(PrinterCallback)
+    watch_labels(trainer, collator, meter.count)
     callback = _MeterCallback(meter, device)
     trainer.add_callback(callback)
     trainer.args.max_steps = updates + 1
@@ -111,13 +105,25 @@ def _run_trainer(trainer: Any, collator: Any, updates: int, device: str) -> floa
     return meter.rate()
 
 
-def _common_arguments(folder: str, settings: Settings, device: str, accumulation: int) -> dict[str, Any]:
+def watch_labels(trainer: Any, collator: Any, count: Callable[[Tensor], None]) -> None:
+    """Let a Trainer batch by `collator`, show the labels of each batch to `count`, and print nothing."""
+
+    def counting(rows: list[Any]) -> Any:
+        batch = collator(rows)
+        count(batch["labels"])
+        return batch
+
+    trainer.data_collator = counting
+    trainer.remove_callback(PrinterCallback)
+
+
+def quiet_arguments(folder: str, bf16: bool, device: str) -> dict[str, Any]:
+    """Return training arguments of all contenders: nothing saved, logged or reported."""
     return {
         "output_dir": folder,
         "max_steps": 2,
-        "bf16": settings.bf16,
+        "bf16": bf16,
         "use_cpu": device == "cpu",
-        "gradient_accumulation_steps": accumulation,
         "report_to": "none",
         "log_level": "error",
         "save_strategy": "no",
@@ -180,7 +186,8 @@ class TrainingBench:
         longer = max(self.mean_source, self.mean_target)
         accumulation = self._accumulation(0.93 * settings.batch * self.mean_target / longer, settings)
         arguments = VanillaTransformerTrainingArguments(
-            **_common_arguments(self._folder.name, settings, self.device, accumulation),
+            **quiet_arguments(self._folder.name, settings.bf16, self.device),
+            gradient_accumulation_steps=accumulation,
             max_tokens_per_batch=settings.batch,
             predict_with_generate=False,
         )
@@ -193,7 +200,8 @@ class TrainingBench:
     def _marian(self, settings: Settings, by_length: bool) -> Callable[[int], float]:
         model = self.workload.marian()
         accumulation = self._accumulation(settings.batch * self.mean_target, settings)
-        options = _common_arguments(self._folder.name, settings, self.device, accumulation)
+        options = quiet_arguments(self._folder.name, settings.bf16, self.device)
+        options["gradient_accumulation_steps"] = accumulation
         if by_length:
             options |= grouping_by_length()
         arguments = Seq2SeqTrainingArguments(
