@@ -110,12 +110,13 @@ def _forward_chunks(
                 grad_weight += grad.T @ inputs[chunk]
     if label_smoothing:
         # What ε / V of every class adds is the same for all classes, so it needs no pass over [N, V].
-        mean_row, count = weight.to(stats).mean(0), real.to(stats).sum()
-        loss -= label_smoothing * (inputs.to(stats) @ mean_row).sum()
+        mean_row, count = weight.mean(0, dtype=stats), real.sum(dtype=stats)
+        summed = inputs.sum(0, dtype=stats)
+        loss -= label_smoothing * (summed @ mean_row)
         if grad_hidden is not None:
             grad_hidden -= label_smoothing * mean_row.to(compute)
         if grad_weight is not None:
-            grad_weight -= label_smoothing / num_classes * inputs.to(stats).sum(0)
+            grad_weight -= label_smoothing / num_classes * summed
         if bias is not None:
             loss -= label_smoothing * bias.to(stats).mean() * count
         if grad_bias is not None:

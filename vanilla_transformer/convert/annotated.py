@@ -42,7 +42,7 @@ from .reading import (
     place_embeddings,
     shape_of,
 )
-from .renaming import ConversionError, Table
+from .renaming import ConversionError, Table, weight_and_bias
 
 SYSTEM = "Annotated Transformer"
 # What the layout means in our config's fields.
@@ -68,18 +68,14 @@ def _norm(theirs: str, ours: str) -> dict[str, str]:
     return {f"{theirs}.a_2": f"{ours}.weight", f"{theirs}.b_2": f"{ours}.bias"}
 
 
-def _linear(theirs: str, ours: str) -> dict[str, str]:
-    return {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-
-
 _ENCODER, _DECODER = "encoder.layers.{i}", "decoder.layers.{i}"
 _OUR_ENCODER, _OUR_DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"
 TABLE: Table = {
     "src_embed.0.lut.weight": SOURCE,
     **_attention(f"{_ENCODER}.self_attn", f"{_OUR_ENCODER}.self_attn"),
     **_norm(f"{_ENCODER}.sublayer.0.norm", f"{_OUR_ENCODER}.self_attn_layer_norm"),
-    **_linear(f"{_ENCODER}.feed_forward.w_1", f"{_OUR_ENCODER}.fc1"),
-    **_linear(f"{_ENCODER}.feed_forward.w_2", f"{_OUR_ENCODER}.fc2"),
+    **weight_and_bias(f"{_ENCODER}.feed_forward.w_1", f"{_OUR_ENCODER}.fc1"),
+    **weight_and_bias(f"{_ENCODER}.feed_forward.w_2", f"{_OUR_ENCODER}.fc2"),
     **_norm(f"{_ENCODER}.sublayer.1.norm", f"{_OUR_ENCODER}.final_layer_norm"),
     **_norm("encoder.norm", "model.encoder.layer_norm"),
     "tgt_embed.0.lut.weight": TARGET,
@@ -87,8 +83,8 @@ TABLE: Table = {
     **_norm(f"{_DECODER}.sublayer.0.norm", f"{_OUR_DECODER}.self_attn_layer_norm"),
     **_attention(f"{_DECODER}.src_attn", f"{_OUR_DECODER}.encoder_attn"),
     **_norm(f"{_DECODER}.sublayer.1.norm", f"{_OUR_DECODER}.encoder_attn_layer_norm"),
-    **_linear(f"{_DECODER}.feed_forward.w_1", f"{_OUR_DECODER}.fc1"),
-    **_linear(f"{_DECODER}.feed_forward.w_2", f"{_OUR_DECODER}.fc2"),
+    **weight_and_bias(f"{_DECODER}.feed_forward.w_1", f"{_OUR_DECODER}.fc1"),
+    **weight_and_bias(f"{_DECODER}.feed_forward.w_2", f"{_OUR_DECODER}.fc2"),
     **_norm(f"{_DECODER}.sublayer.2.norm", f"{_OUR_DECODER}.final_layer_norm"),
     **_norm("decoder.norm", "model.decoder.layer_norm"),
     "generator.proj.weight": OUTPUT,

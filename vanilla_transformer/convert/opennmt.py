@@ -44,7 +44,7 @@ from .reading import (
     place_embeddings,
     shape_of,
 )
-from .renaming import ConversionError, Table
+from .renaming import ConversionError, Table, weight_and_bias
 
 SYSTEM = "OpenNMT-py"
 
@@ -78,15 +78,11 @@ _EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
 _REQUIRED = ("encoder_type", "decoder_type", "position_encoding", "heads")
 
 
-def _both(theirs: str, ours: str) -> dict[str, str]:
-    return {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-
-
 def _attention(theirs: str, ours: str) -> dict[str, str]:
     names = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj", "final_linear": "out_proj"}
     rows: dict[str, str] = {}
     for their_name, our_name in names.items():
-        rows |= _both(f"{theirs}.{their_name}", f"{ours}.{our_name}")
+        rows |= weight_and_bias(f"{theirs}.{their_name}", f"{ours}.{our_name}")
     return rows
 
 
@@ -98,20 +94,20 @@ _SOURCE_TABLE, _TARGET_TABLE = (
 TABLE: Table = {
     _SOURCE_TABLE: SOURCE,
     **_attention(f"{_ENCODER}.self_attn", f"{_OUR_ENCODER}.self_attn"),
-    **_both(f"{_ENCODER}.layer_norm", f"{_OUR_ENCODER}.self_attn_layer_norm"),
-    **_both(f"{_ENCODER}.feed_forward.layer_norm", f"{_OUR_ENCODER}.final_layer_norm"),
-    **_both(f"{_ENCODER}.feed_forward.w_1", f"{_OUR_ENCODER}.fc1"),
-    **_both(f"{_ENCODER}.feed_forward.w_2", f"{_OUR_ENCODER}.fc2"),
-    **_both("encoder.layer_norm", "model.encoder.layer_norm"),
+    **weight_and_bias(f"{_ENCODER}.layer_norm", f"{_OUR_ENCODER}.self_attn_layer_norm"),
+    **weight_and_bias(f"{_ENCODER}.feed_forward.layer_norm", f"{_OUR_ENCODER}.final_layer_norm"),
+    **weight_and_bias(f"{_ENCODER}.feed_forward.w_1", f"{_OUR_ENCODER}.fc1"),
+    **weight_and_bias(f"{_ENCODER}.feed_forward.w_2", f"{_OUR_ENCODER}.fc2"),
+    **weight_and_bias("encoder.layer_norm", "model.encoder.layer_norm"),
     _TARGET_TABLE: TARGET,
     **_attention(f"{_DECODER}.self_attn", f"{_OUR_DECODER}.self_attn"),
-    **_both(f"{_DECODER}.layer_norm_1", f"{_OUR_DECODER}.self_attn_layer_norm"),
+    **weight_and_bias(f"{_DECODER}.layer_norm_1", f"{_OUR_DECODER}.self_attn_layer_norm"),
     **_attention(f"{_DECODER}.context_attn", f"{_OUR_DECODER}.encoder_attn"),
-    **_both(f"{_DECODER}.layer_norm_2", f"{_OUR_DECODER}.encoder_attn_layer_norm"),
-    **_both(f"{_DECODER}.feed_forward.layer_norm", f"{_OUR_DECODER}.final_layer_norm"),
-    **_both(f"{_DECODER}.feed_forward.w_1", f"{_OUR_DECODER}.fc1"),
-    **_both(f"{_DECODER}.feed_forward.w_2", f"{_OUR_DECODER}.fc2"),
-    **_both("decoder.layer_norm", "model.decoder.layer_norm"),
+    **weight_and_bias(f"{_DECODER}.layer_norm_2", f"{_OUR_DECODER}.encoder_attn_layer_norm"),
+    **weight_and_bias(f"{_DECODER}.feed_forward.layer_norm", f"{_OUR_DECODER}.final_layer_norm"),
+    **weight_and_bias(f"{_DECODER}.feed_forward.w_1", f"{_OUR_DECODER}.fc1"),
+    **weight_and_bias(f"{_DECODER}.feed_forward.w_2", f"{_OUR_DECODER}.fc2"),
+    **weight_and_bias("decoder.layer_norm", "model.decoder.layer_norm"),
     "generator.weight": OUTPUT,
     "generator.bias": "final_logits_bias",
 }

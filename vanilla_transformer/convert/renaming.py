@@ -25,6 +25,11 @@ class ConversionError(ValueError):
     """A model that cannot be converted as it is; the message says what does not fit."""
 
 
+def weight_and_bias(theirs: str, ours: str) -> dict[str, str]:
+    """Return the rows of a module that has both."""
+    return {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
+
+
 def invert(table: Table) -> dict[str, str]:
     """Return the table for the other direction."""
     inverse = {ours: theirs for theirs, ours in table.items()}

@@ -43,7 +43,7 @@ from .reading import (
     place_embeddings,
     shape_of,
 )
-from .renaming import ConversionError, Table, invert, own_tensors, rename, whole_folder
+from .renaming import ConversionError, Table, invert, own_tensors, rename, weight_and_bias, whole_folder
 from .torch_nn_modules import (
     TorchTransformer,
     check_expressible,
@@ -66,29 +66,25 @@ def _attention(theirs: str, ours: str) -> dict[str, str]:
     return rows
 
 
-def _both(theirs: str, ours: str) -> dict[str, str]:
-    return {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-
-
 _ENCODER, _DECODER = "encoder.layers.{i}", "decoder.layers.{i}"
 _OUR_ENCODER, _OUR_DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"
 TABLE: Table = {
     "source_embedding": SOURCE,
     **_attention(f"{_ENCODER}.self_attn", f"{_OUR_ENCODER}.self_attn"),
-    **_both(f"{_ENCODER}.norm1", f"{_OUR_ENCODER}.self_attn_layer_norm"),
-    **_both(f"{_ENCODER}.linear1", f"{_OUR_ENCODER}.fc1"),
-    **_both(f"{_ENCODER}.linear2", f"{_OUR_ENCODER}.fc2"),
-    **_both(f"{_ENCODER}.norm2", f"{_OUR_ENCODER}.final_layer_norm"),
-    **_both("encoder.norm", "model.encoder.layer_norm"),
+    **weight_and_bias(f"{_ENCODER}.norm1", f"{_OUR_ENCODER}.self_attn_layer_norm"),
+    **weight_and_bias(f"{_ENCODER}.linear1", f"{_OUR_ENCODER}.fc1"),
+    **weight_and_bias(f"{_ENCODER}.linear2", f"{_OUR_ENCODER}.fc2"),
+    **weight_and_bias(f"{_ENCODER}.norm2", f"{_OUR_ENCODER}.final_layer_norm"),
+    **weight_and_bias("encoder.norm", "model.encoder.layer_norm"),
     "target_embedding": TARGET,
     **_attention(f"{_DECODER}.self_attn", f"{_OUR_DECODER}.self_attn"),
-    **_both(f"{_DECODER}.norm1", f"{_OUR_DECODER}.self_attn_layer_norm"),
+    **weight_and_bias(f"{_DECODER}.norm1", f"{_OUR_DECODER}.self_attn_layer_norm"),
     **_attention(f"{_DECODER}.multihead_attn", f"{_OUR_DECODER}.encoder_attn"),
-    **_both(f"{_DECODER}.norm2", f"{_OUR_DECODER}.encoder_attn_layer_norm"),
-    **_both(f"{_DECODER}.linear1", f"{_OUR_DECODER}.fc1"),
-    **_both(f"{_DECODER}.linear2", f"{_OUR_DECODER}.fc2"),
-    **_both(f"{_DECODER}.norm3", f"{_OUR_DECODER}.final_layer_norm"),
-    **_both("decoder.norm", "model.decoder.layer_norm"),
+    **weight_and_bias(f"{_DECODER}.norm2", f"{_OUR_DECODER}.encoder_attn_layer_norm"),
+    **weight_and_bias(f"{_DECODER}.linear1", f"{_OUR_DECODER}.fc1"),
+    **weight_and_bias(f"{_DECODER}.linear2", f"{_OUR_DECODER}.fc2"),
+    **weight_and_bias(f"{_DECODER}.norm3", f"{_OUR_DECODER}.final_layer_norm"),
+    **weight_and_bias("decoder.norm", "model.decoder.layer_norm"),
     "output_weight": OUTPUT,
     "output_bias": "final_logits_bias",
 }
