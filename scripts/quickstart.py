@@ -71,7 +71,7 @@ Where things lie
   {RECIPE}   the settings of this run
 
 What to do next
-  echo "The old teacher buys a red book." | .venv/bin/python scripts/translate.py --model {FOLDER}
+  echo "The old man buys a red book." | .venv/bin/python scripts/translate.py --model {FOLDER}
   .venv/bin/python scripts/train.py --train_file train.en train.de --validation_file val.en val.de \\
       --source_lang en --target_lang de --preset tiny --max_steps 8000 --output_dir runs/mine
   README.md: training on your own text, from the smallest corpus to the paper's"""

@@ -281,7 +281,7 @@ def test_evaluate_scores_as_sacrebleu_does(trained, corpus, tmp_path):
 
 def test_translate_is_line_for_line(trained, tmp_path):
     folder, _ = trained
-    lines = ["We see the house.", "", "  ", "Ünïcödé 🙂 </s> <pad>", "The old teacher buys a red book."]
+    lines = ["We see the house.", "", "  ", "Ünïcödé 🙂 </s> <pad>", "The old man buys a red book."]
     text = "\n".join(lines)  # no line feed at the end
     options = ("--model", folder, "--max_new_tokens", 6)
     output = run("translate.py", *options, stdin=text).stdout
