@@ -60,6 +60,7 @@ class BenchmarkArguments:
     )
     no_memory: bool = field(default=False, metadata={"help": "Do not measure memory."})
     output: str | None = field(default=None, metadata={"help": "File for all figures as JSON."})
+    save_to: str | None = field(default=None, metadata={"help": "Folder for our trained model (learn)."})
     plot: str | None = field(default=None, metadata={"help": "File for the picture (growth, learn), a PNG."})
 
 
@@ -328,6 +329,7 @@ class Benchmark:
                 minutes=arguments.minutes,
                 bf16=arguments.precision == ["bf16"],
                 contenders=self._contenders("ours", "marian", "marian_by_length"),
+                save_to=Path(arguments.save_to) if arguments.save_to else None,
             )
             self.results["learn"] = curves
             if arguments.plot:

@@ -83,6 +83,7 @@ def test_base_is_the_default_and_the_papers():
         "activation_function": "relu",
         "label_smoothing": 0.1,
         "norm_position": "post",
+        "has_final_norm": False,
         "position_embedding_type": "sinusoidal",
         "sinusoid_layout": "interleaved",
         "position_offset": 0,
@@ -158,6 +159,7 @@ RULES = {
         ],
         (FLAG, [0, 1, "true", None]),
     ),
+    "final_norm": ("true, false or None", [0, 1, "true"]),
     "norm_position": (r"one of \('post', 'pre'\)", ["Post", "", None, 1, ["post"]]),
     "position_embedding_type": (
         r"one of \('sinusoidal', 'sinusoidal_tensor2tensor', 'learned'\)",
@@ -281,6 +283,7 @@ def test_json_round_trip_is_equal(tmp_path):
         "activation_function": "gelu",
         "label_smoothing": 0.05,
         "norm_position": "pre",
+        "final_norm": False,
         "position_embedding_type": "sinusoidal_tensor2tensor",
         "position_offset": 3,
         "sinusoid_layout": "interleaved",

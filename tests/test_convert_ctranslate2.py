@@ -726,6 +726,8 @@ def test_a_flipped_byte_gives_a_model_or_one_clear_error(folder):
     [
         ({"d_k": 4, "d_v": 8}, "d_k=4 and d_v=8"),
         ({"d_v": 8}, "d_k=4 and d_v=8"),
+        ({"final_norm": True}, "final_norm=True with norm_position='post'"),
+        ({"norm_position": "pre", "final_norm": False}, "final_norm=False with norm_position='pre'"),
         ({"eos_token_id": [1, 3]}, r"eos_token_id=\[1, 3\]"),
         ({"eos_token_id": None}, "eos_token_id=None"),
         ({"eos_token_id": 50}, "eos_token_id=50"),

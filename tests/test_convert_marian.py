@@ -382,6 +382,7 @@ def test_what_is_lost_of_the_papers_decoding_is_told():
     ("fields", "message"),
     [
         ({"norm_position": "pre"}, "norm_position='pre': MarianMT has 'post'"),
+        ({"final_norm": True}, "final_norm=True: MarianMT has no LayerNorm behind its stacks"),
         ({"position_embedding_type": "learned"}, "position_embedding_type='learned': MarianMT has 'sinusoidal'"),
         ({"position_embedding_type": "sinusoidal_tensor2tensor"}, "MarianMT has 'sinusoidal'"),
         ({"position_offset": 2}, "position_offset=2: MarianMT has 0"),

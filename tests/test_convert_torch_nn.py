@@ -77,10 +77,11 @@ def logits_of(model) -> Tensor:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("norm", [None, True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sharing", ["one", "tied", "separate"])
-def test_logits_equal_those_of_torch(norm_first, bias, sharing):
-    transformer = make(norm_first, bias=bias, activation="gelu" if bias else "relu", layer_norm_eps=3e-4)
+def test_logits_equal_those_of_torch(norm_first, norm, bias, sharing):
+    transformer = make(norm_first, norm=norm, bias=bias, activation="gelu" if bias else "relu", layer_norm_eps=3e-4)
     source = matrix(SOURCE_SIZE, D, seed=1)
     target = None if sharing == "one" else matrix(TARGET_SIZE, D, seed=2)
     output = matrix(TARGET_SIZE, D, seed=3) if sharing == "separate" else None
@@ -90,14 +91,16 @@ def test_logits_equal_those_of_torch(norm_first, bias, sharing):
     expected = logits_of_torch(transformer, source, target, target if output is None else output, output_bias)
     assert expected.abs().max() > 1
     torch.testing.assert_close(logits_of(model), expected, atol=1e-10, rtol=0)
+    assert model.config.has_final_norm is (norm_first if norm is None else norm)
     assert model.config.attention_bias is bias
     assert model.config.share_encoder_decoder_embeddings is (sharing == "one")
     assert model.config.tie_word_embeddings is (sharing != "separate")
 
 
-def test_a_default_pre_norm_transformer_converts():
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_default_transformer_converts(norm_first):
     torch.manual_seed(0)
-    transformer = nn.Transformer(D, 4, 1, 2, 24, norm_first=True, batch_first=True).double().eval()
+    transformer = nn.Transformer(D, 4, 1, 2, 24, norm_first=norm_first, batch_first=True).double().eval()
     source = matrix(SOURCE_SIZE, D, seed=1)
     expected = logits_of_torch(transformer, source, source, source, None)
     torch.testing.assert_close(logits_of(from_torch_nn(transformer, source, **IDS)), expected, atol=1e-10, rtol=0)
@@ -141,7 +144,15 @@ def test_the_config_holds_what_the_modules_say():
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False, "output_bias": True, "attention_bias": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"final_norm": True},
+        {"final_norm": False},
+        {"tie_word_embeddings": False, "output_bias": True, "attention_bias": True},
+    ],
+)
 @pytest.mark.parametrize("separate", [False, True])
 def test_our_models_as_torch_modules(make_model, norm_position, fields, separate):
     if separate:
@@ -157,7 +168,10 @@ def test_our_models_as_torch_modules(make_model, norm_position, fields, separate
     assert (theirs.source_embedding is theirs.target_embedding) is not separate
     parts = theirs.source_embedding, theirs.target_embedding, theirs.output_weight, theirs.output_bias
     back = from_torch_nn(theirs.transformer, *parts, **IDS, label_smoothing=0.1)
+    # None and the default written out mean the same.
+    model.config.final_norm = back.config.final_norm if "final_norm" in fields else None
     assert back.config.to_dict() == model.config.to_dict()
+    assert back.config.has_final_norm == fields.get("final_norm", norm_position == "pre")
     assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -212,9 +226,10 @@ def _changed(change) -> nn.Transformer:
 
 
 REFUSED = {
-    "final norm behind post-norm": (lambda: make(norm=True), r"norm_first=False, and encoder.norm, decoder.norm"),
-    "the default": (lambda: nn.Transformer(D, 4, 1, 1, 8, batch_first=True).double(), "the paper does not"),
-    "pre-norm without final norm": (lambda: make(True, norm=False), r"there: \[False, False\]"),
+    "one final norm": (
+        lambda: make(encoder=stack("encoder", 1, 4, 24, False, True)),
+        r"encoder.norm and decoder.norm are there: \[True, False\]",
+    ),
     "custom encoder": (lambda: make(encoder=nn.Identity()), "custom_encoder is a Identity"),
     "subclass of the encoder": (
         lambda: make(encoder=OtherEncoder(nn.TransformerEncoderLayer(D, 4, 24, batch_first=True), 1)),
@@ -307,11 +322,20 @@ def test_the_tutorials_state_dict_reads(tmp_path):
     assert (model.config.dropout, model.config.attention_dropout, model.config.activation_dropout) == (0.1, 0.1, 0.1)
 
 
+def test_the_tutorials_own_model_reads(tmp_path):
+    # Which is `nn.Transformer` with its defaults: post-norm, and final norms.
+    state = tutorial_state() | {f"transformer.{k}": v for k, v in make(norm=True).state_dict().items()}
+    torch.save(state, tmp_path / "model.pth")
+    model, _ = read(tmp_path / "model.pth", **OPTIONS | {"norm_position": "post"})
+    parts = matrix(SOURCE_SIZE, D, seed=1), matrix(TARGET_SIZE, D, seed=2), matrix(TARGET_SIZE, D, seed=3)
+    expected = logits_of_torch(make(norm=True), *parts, matrix(TARGET_SIZE, seed=4))
+    torch.testing.assert_close(logits_of(model), expected, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         (lambda s: s, {"norm_position": None}, "does not say norm_position"),
-        (lambda s: s, {"norm_position": "post"}, "norm_first=False"),
         (lambda s: s.update(extra=torch.ones(1)), {}, "unknown: extra"),
         (lambda s: s.pop("transformer.encoder.layers.1.linear1.bias"), {}, "missing: encoder.layers.1.linear1.bias"),
         (lambda s: s.pop("transformer.decoder.layers.0.self_attn.in_proj_bias"), {}, r"missing: .*in_proj_bias\[q\]"),

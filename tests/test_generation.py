@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.generation_vanilla_transformer import SentenceLengthCriteria, pad_behind_end
+from vanilla_transformer.length_limits_vanilla_transformer import SentenceLengthCriteria, pad_behind_end
 
 PAD, EOS, START = 0, 1, 2
 MODES = {

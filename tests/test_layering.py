@@ -14,9 +14,11 @@ SHIPPED = {path.stem for path in PACKAGE.glob("*_vanilla_transformer.py")}
 # What each module of the package may import from it; a new module has to be put in its place here.
 ALLOWED = {
     "configuration_vanilla_transformer": set(),
-    "beam_decoder_vanilla_transformer": {"attention_vanilla_transformer", "loss_vanilla_transformer"},
+    "beam_decoder_vanilla_transformer": {"attention_vanilla_transformer", "projection_vanilla_transformer"},
+    "projection_vanilla_transformer": {"loss_vanilla_transformer"},
     "beam_search_vanilla_transformer": {"beam_decoder_vanilla_transformer"},
-    "generation_vanilla_transformer": {"beam_search_vanilla_transformer"},
+    "length_limits_vanilla_transformer": set(),
+    "generation_vanilla_transformer": {"beam_search_vanilla_transformer", "length_limits_vanilla_transformer"},
     "dropout_vanilla_transformer": set(),
     "loss_vanilla_transformer": set(),
     "pipeline_vanilla_transformer": set(),
@@ -45,6 +47,12 @@ ALLOWED = {
     # No model: it trains any sequence-to-sequence model.
     "trainer": {"batching", "checkpointing", "dataloading", "model_card", "optimization", "training_arguments"},
     "translation": {"corpus_formats", "pipeline_vanilla_transformer"},
+    "distillation": {"corpus_formats", "translation"},
+    "shrinking": {
+        "attention_vanilla_transformer",
+        "configuration_vanilla_transformer",
+        "modeling_vanilla_transformer",
+    },
     "model_card": {"vanilla_transformer"},  # for the version
     "hub": {"model_card"},
 }

@@ -299,16 +299,17 @@ def test_one_layer_equals_torchs(make_config, norm_first):
         assert_close(output, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_only_pre_norm_has_a_last_norm(make_model):
-    for norm, norms in (("post", 0), ("pre", 2)):
-        model = make_model(norm_position=norm)
+def test_only_pre_norm_has_a_last_norm_unless_told_otherwise(make_model):
+    for norm, final, norms in (("post", None, 0), ("pre", None, 2), ("post", True, 2), ("pre", False, 0)):
+        model = make_model(norm_position=norm, final_norm=final)
+        assert model.num_parameters() == model.config.num_trainable_parameters()
         assert sum(name.endswith("coder.layer_norm.weight") for name in model.state_dict()) == norms
         seen = []
         model.model.encoder.layers[-1].register_forward_hook(
             lambda module, args, output, seen=seen: seen.append(output)
         )
         last = model.model.encoder(torch.tensor([[5, 6, 7, 1]])).last_hidden_state
-        assert torch.equal(last, seen[0][0]) == (norm == "post")
+        assert torch.equal(last, seen[0][0]) == (norms == 0)
 
 
 def test_dropout_on_the_sum_of_embedding_and_position(make_model):

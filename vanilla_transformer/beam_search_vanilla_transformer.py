@@ -115,8 +115,7 @@ class BeamSearch:
         self.options, self.prompt_length = options, prompt.shape[1]
         batch, beams, device = prompt.shape[0], options.num_beams, prompt.device
         steps = int(options.caps.max())
-        slots = self.prompt_length + beams * max(0, steps - 1)
-        self.decoder = SharedBeamDecoder(model, encoder_states, attention_mask, slots)
+        self.decoder = SharedBeamDecoder(model, encoder_states, attention_mask, beams, self.prompt_length, steps)
         self.rows = torch.arange(batch, device=device)  # which sentence each row is; finished ones leave
         self.caps = options.caps.to(device)
         shape = (batch, beams, self.prompt_length + steps)
@@ -130,7 +129,9 @@ class BeamSearch:
         self.scores = torch.full((batch, beams), NEVER, device=device)
         self.is_finished = torch.zeros(batch, beams, dtype=torch.bool, device=device)
         self.is_done = torch.zeros(batch, dtype=torch.bool, device=device)
-        self.mine = torch.zeros(batch, beams, slots, dtype=torch.bool, device=device)  # slots of each beam's tokens
+        self.mine = torch.zeros(
+            batch, beams, self.decoder.num_slots, dtype=torch.bool, device=device
+        )  # slots of each beam's tokens
         self.mine[:, :, : self.prompt_length] = True
         self.prompt_mask = prompt_mask if prompt_mask is None or not bool(prompt_mask.all()) else None
         self.results = [self.finished.clone(), self.scores.clone(), self.finished_origins.clone()]

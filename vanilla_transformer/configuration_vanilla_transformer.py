@@ -98,6 +98,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         label_smoothing: Label smoothing of the training loss [ε_ls]: (1 - ε) · one-hot + ε / V.
         norm_position: "post" is the paper, LayerNorm(x + Sublayer(x)). "pre" leaves it: x + Sublayer(LayerNorm(x))
             with a last LayerNorm after each stack.
+        final_norm: A last LayerNorm after each stack. `None`: with "pre" only, as in the paper and in tensor2tensor.
+            True with "post" is what `torch.nn.Transformer` has by default.
         position_embedding_type: "sinusoidal" is the paper's section 3.5. "sinusoidal_tensor2tensor" divides the
             exponents by d_model/2 - 1, as tensor2tensor, fairseq and FSMT do. "learned" is Table 3 row E.
         position_offset: Number added to every position; fairseq and BART count from 2. 0 in the paper.
@@ -165,6 +167,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         activation_function: str = "relu",
         label_smoothing: float = 0.1,
         norm_position: str = "post",
+        final_norm: bool | None = None,
         position_embedding_type: str = "sinusoidal",
         position_offset: int = 0,
         sinusoid_layout: str | None = None,
@@ -199,6 +202,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         self.activation_function = activation_function
         self.label_smoothing = label_smoothing
         self.norm_position = norm_position
+        self.final_norm = final_norm
         self.position_embedding_type = position_embedding_type
         self.position_offset = position_offset
         self.sinusoid_layout = sinusoid_layout
@@ -257,6 +261,11 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                     f"{name}={getattr(self, name)} is outside a vocabulary of {size} tokens: choose an id below it, "
                     "or a larger vocabulary."
                 )
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether each stack ends with a LayerNorm of its own."""
+        return self.norm_position == "pre" if self.final_norm is None else self.final_norm
 
     @property
     def custom_pipelines(self) -> dict[str, dict[str, Any]]:
@@ -390,7 +399,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         total += 0 if self.share_encoder_decoder_embeddings else self.decoder_vocab_size * d
         total += 0 if self.tie_word_embeddings else self.decoder_vocab_size * d
         total += self.decoder_vocab_size if self.output_bias else 0
-        total += 2 * 2 * d if self.norm_position == "pre" else 0
+        total += 2 * 2 * d if self.has_final_norm else 0
         if self.position_embedding_type == "learned":
             total += 2 * (self.max_position_embeddings + self.position_offset) * d
         return total
@@ -486,6 +495,7 @@ _FIELD_RULES: _Rules = [
             "use_cache",
         ),
     ),
+    ("true, false or None", lambda v: v is None or isinstance(v, bool), ("final_norm",)),
     (f"one of {NORM_POSITIONS}", lambda v: v in NORM_POSITIONS, ("norm_position",)),
     (
         f"one of {POSITION_EMBEDDING_TYPES}",

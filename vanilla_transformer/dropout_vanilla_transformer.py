@@ -20,8 +20,10 @@ def dropout(states: Tensor, p: float, training: bool) -> Tensor:
         p: Probability in [0, 1).
         training: Whether to drop anything.
     """
+    if not training or p == 0.0:
+        return states
     dropped = round(p * _LEVELS)
-    if not training or p == 0.0 or states.device.type != "cpu" or torch.compiler.is_compiling() or dropped == _LEVELS:
+    if states.device.type != "cpu" or torch.compiler.is_compiling() or dropped == _LEVELS:
         return nn.functional.dropout(states, p, training)
     numbers = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
     drawn = numbers.view(torch.int16)[: states.numel()].view(states.shape)  # from -32,768 to 32,767

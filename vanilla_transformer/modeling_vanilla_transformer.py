@@ -35,9 +35,11 @@ from .beam_search_vanilla_transformer import BeamSearch  # noqa: F401 - likewise
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .dropout_vanilla_transformer import dropout
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
+from .length_limits_vanilla_transformer import pad_behind_end  # noqa: F401 - likewise
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
 from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel, tensor_parallel_plan
+from .projection_vanilla_transformer import Projection  # noqa: F401 - likewise
 
 logger = logging.get_logger(__name__)
 
@@ -603,7 +605,7 @@ def shift_tokens_right(labels: Tensor, pad_token_id: int, decoder_start_token_id
 
 def _final_norm(config: VanillaTransformerConfig) -> nn.Module:
     """Pre-norm leaves a stack's sum unnormalised and so ends with a LayerNorm; the paper's post-norm has none."""
-    if config.norm_position == "pre":
+    if config.has_final_norm:
         return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
     return nn.Identity()
 

@@ -54,7 +54,8 @@ class Task:
 def by_generate(model: Any, task: Task, **options: Any) -> Decoder:
     """Return a decoder through the model's `generate()`; one length limit a batch, as that is all MarianMT has."""
     if task.forced is not None:
-        options |= {"min_new_tokens": task.forced, "max_new_tokens": task.forced}
+        options |= {"max_new_tokens": task.forced}
+        model.generation_config.eos_token_id = None  # cheaper for all than a processor that forbids the end token
 
     def decode(sources: Sentences, batch_size: int) -> Sentences:
         order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))

@@ -1,8 +1,10 @@
 """Learning: validation BLEU against minutes and tokens, ours and MarianMT under the library's Trainer, in equal time.
 
 Both have the same tokenizer, sizes, dropout, smoothing, peak rate and schedule (a cosine to zero), and train for the
-same minutes of wall time one after the other; the time of the evaluations does not count. Each makes as many updates
-as fit: ours in token-budget batches, MarianMT in batches of so many pairs drawn at random or grouped by length.
+same minutes one after the other; the time of the evaluations does not count. On a CPU the minutes are those the
+process computed on each of its threads, so that other work on the machine takes nothing from whoever runs beside it;
+on a GPU they are of wall time. Each makes as many updates as fit: ours in token-budget batches, MarianMT in batches of
+so many pairs drawn at random or grouped by length.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from .training import GROUPED, OURS, RANDOM, grouping_by_length, quiet_arguments
 from .workload import LABEL_SMOOTHING, Workload
 
 
+def _now() -> float:
+    """Return the seconds so far that count (see the module)."""
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time() / torch.get_num_threads()
+
+
 class _Curve(TrainerCallback):
     """Evaluates at equal distances of the training and keeps the score with the minutes and tokens so far."""
 
@@ -36,14 +43,14 @@ class _Curve(TrainerCallback):
         self.tokens += int((labels != -100).sum())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.began = time.perf_counter()
+        self.began = _now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if state.global_step not in self.at:
             return
         import sacrebleu
 
-        self.seconds += time.perf_counter() - self.began
+        self.seconds += _now() - self.began
         sources, references = zip(*self.validation, strict=True)
         found = translate_sentences(model, self.tokenizer, sources, num_beams=1, max_new_tokens=80)
         bleu = sacrebleu.corpus_bleu([row[0].text for row in found], [list(references)]).score
@@ -51,7 +58,7 @@ class _Curve(TrainerCallback):
             {"minutes": self.seconds / 60, "updates": state.global_step, "tokens": self.tokens, "bleu": bleu}
         )
         print(f"  {self.points[-1]}", flush=True)
-        self.began = time.perf_counter()
+        self.began = _now()
 
 
 def _trainer(
@@ -108,6 +115,7 @@ def benchmark(
     points: int = 8,
     bf16: bool = False,
     contenders: tuple[str, ...] = (OURS, RANDOM, GROUPED),
+    save_to: Path | None = None,
 ) -> dict[str, list[dict[str, float]]]:
     """Return each contender's curve: minutes, updates, real target tokens, BLEU of greedy translations.
 
@@ -116,12 +124,13 @@ def benchmark(
         dataset: Columns "input_ids" and "labels".
         validation: Source and reference sentences.
         tokenizer: The tokenizer of all.
-        minutes: Training time of each, evaluations apart.
+        minutes: Training time of each, evaluations apart (see the module).
         tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
         learning_rate: Peak rate.
         points: Evaluations.
         bf16: Mixed precision, for all.
         contenders: Who takes part.
+        save_to: Where our model is saved at its end, with the tokenizer.
     """
     curves = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -130,15 +139,17 @@ def benchmark(
             print(f"{name}, {minutes:g} minutes", flush=True)
             trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
             watch_labels(trial, trial.data_collator, lambda labels: None)
-            start = time.perf_counter()
+            start = _now()
             trial.train()
-            updates = max(points, round(40 * minutes * 60 / (time.perf_counter() - start)))
+            updates = max(points, round(40 * minutes * 60 / (_now() - start)))
             trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
             curve = _Curve(updates, points, validation, tokenizer)
             watch_labels(trainer, trainer.data_collator, curve.count)
             trainer.add_callback(curve)
             trainer.train()
             curves[name] = curve.points
+            if name == OURS and save_to is not None:
+                trainer.save_model(str(save_to))
     return curves
 
 

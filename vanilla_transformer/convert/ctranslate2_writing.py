@@ -59,6 +59,11 @@ def _check_writable(config: VanillaTransformerConfig) -> None:
         d_k, d_v = config.head_dims(getattr(config, f"{side}_attention_heads"))
         if d_k != d_v:
             raise ConversionError(f"d_k={d_k} and d_v={d_v} can't be converted: CTranslate2's heads have one width.")
+    if config.has_final_norm != (config.norm_position == "pre"):
+        raise ConversionError(
+            f"final_norm={config.final_norm} with norm_position={config.norm_position!r} can't be converted: "
+            "CTranslate2 has a last LayerNorm with pre-norm, and only there."
+        )
     _end_token_id(config)
 
 

@@ -85,6 +85,8 @@ def check_expressible(config: VanillaTransformerConfig) -> None:
     for name, value in (("norm_position", "post"), ("position_embedding_type", "sinusoidal"), ("position_offset", 0)):
         if getattr(config, name) != value:
             raise ConversionError(f"{name}={getattr(config, name)!r}: MarianMT has {value!r} and nothing else.")
+    if config.has_final_norm:
+        raise ConversionError("final_norm=True: MarianMT has no LayerNorm behind its stacks.")
     for side in ("encoder", "decoder"):
         heads = getattr(config, f"{side}_attention_heads")
         if any(width * heads != config.d_model for width in config.head_dims(heads)):

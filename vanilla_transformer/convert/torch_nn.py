@@ -8,11 +8,13 @@ What carries over: all weights (`in_proj_weight` is split), with or without bias
 layers, which may differ between the stacks; dropout rates; relu and gelu; ε; pre-norm and post-norm; which embedding
 matrices are one. `batch_first` says nothing about weights: both converted ways are `batch_first=True`.
 
-What does not, and is refused: a final LayerNorm behind post-norm layers, which `nn.Transformer(...)` adds by default
-and the paper does not have (it is no part of the layer before it: its statistics depend on the input); pre-norm
-without a final LayerNorm; a custom encoder, decoder, layer or attention class; `kdim` and `vdim` other than d_model;
-`add_bias_kv`, `add_zero_attn`; other activations; layers that differ from each other. In the other direction d_k or
-d_v other than d_model / h, learned positions, and activations other than relu and gelu.
+The final LayerNorms, which `nn.Transformer(...)` adds by default behind post-norm layers too and the paper does not
+have, become `final_norm`.
+
+What does not carry over, and is refused: a final LayerNorm of one stack only; a custom encoder, decoder, layer or
+attention class; `kdim` and `vdim` other than d_model; `add_bias_kv`, `add_zero_attn`; other activations; layers that
+differ from each other. In the other direction d_k or d_v other than d_model / h, learned positions, and activations
+other than relu and gelu.
 
 On disk (`read`, `write`): tensors under the names of PyTorch's translation tutorial (`transformer.`,
 `src_tok_emb.embedding.weight`, `tgt_tok_emb.embedding.weight`, `generator.`), in a `.safetensors` file or one of
@@ -110,8 +112,7 @@ def from_torch_nn(
     """Convert a `torch.nn.Transformer` and the embeddings around it.
 
     Args:
-        transformer: Stacks of the library's own layers; post-norm ones without final norms:
-            `nn.Transformer(..., custom_encoder=nn.TransformerEncoder(layer, 6, norm=None), custom_decoder=...)`.
+        transformer: Stacks of the library's own layers.
         source_embedding: Source embeddings [V, D].
         target_embedding: Target embeddings [V, D]; None: the source's.
         output_weight: Output projection [V, D]; None: the target embeddings.
@@ -141,12 +142,9 @@ def _convert(
 ) -> VanillaTransformerForConditionalGeneration:
     split = split_projections(tensors)
     has_final_norm = [f"{side}.norm.weight" in split for side in ("encoder", "decoder")]
-    if has_final_norm != [fields["norm_position"] == "pre"] * 2:
+    if has_final_norm[0] != has_final_norm[1]:
         raise ConversionError(
-            "norm: post-norm layers (norm_first=False) are converted without, pre-norm layers with a final LayerNorm "
-            f"of each stack; here norm_first={fields['norm_position'] == 'pre'}, and encoder.norm, decoder.norm are "
-            f"there: {has_final_norm}. nn.Transformer adds them to post-norm layers too, the paper does not; this "
-            "class cannot express that."
+            f"norm: encoder.norm and decoder.norm are there: {has_final_norm}; this class has both or none."
         )
     attention_bias = any(name.endswith("in_proj_bias[q]") for name in split)
     fill_missing_biases(split, attention_bias)
@@ -157,6 +155,7 @@ def _convert(
     read = {
         **fields,
         **sharing,
+        "final_norm": None if has_final_norm[0] == (fields["norm_position"] == "pre") else has_final_norm[0],
         "vocab_size": vocab_size,
         "decoder_vocab_size": shape_of(split, "target_embedding")[0],
         "d_model": d_model,

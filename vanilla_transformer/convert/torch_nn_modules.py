@@ -141,7 +141,7 @@ def empty_transformer(config: Any) -> nn.Transformer:
                 config.d_model, heads, config.attention_dropout, bias=config.attention_bias, batch_first=True
             )
             setattr(layer, name, attention)
-        norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_position == "pre" else None
+        norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.has_final_norm else None
         nested = {"enable_nested_tensor": False} if side == "encoder" else {}  # it would warn of pre-norm
         stacks[side] = stack_class(layer, getattr(config, f"{side}_layers"), norm, **nested)
     return nn.Transformer(
