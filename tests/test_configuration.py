@@ -147,6 +147,7 @@ RULES = {
         ["dropout", "attention_dropout", "activation_dropout", "label_smoothing"],
         (PROBABILITY, [1, 1.0, -0.1, 5, "0.1", None, True, float("nan")]),
     ),
+    "init_std": ("a positive number or None", [0, -0.02, "0.02", float("inf"), float("nan")]),
     "layer_norm_eps": ("a positive number", [0, -1e-6, "1e-6", None, float("inf"), float("nan")]),
     **dict.fromkeys(
         [
@@ -292,6 +293,7 @@ def test_json_round_trip_is_equal(tmp_path):
         "attention_bias": True,
         "output_bias": True,
         "layer_norm_eps": 1e-5,
+        "init_std": 0.02,
         "share_encoder_decoder_embeddings": False,
         "tie_word_embeddings": False,
         "pad_token_id": 5,

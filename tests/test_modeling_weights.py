@@ -382,3 +382,17 @@ def test_config_made_wrong_after_its_construction_is_refused_by_the_model(make_c
     config.dropout = 2.0
     with pytest.raises(ValueError, match=r"dropout=2.0 is not valid"):
         VanillaTransformerForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("init_std", [None, 0.02])
+def test_fresh_weights_have_the_spread_that_is_asked_for(make_model, init_std):
+    sizes = {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 500}
+    model = make_model(**sizes, tie_word_embeddings=False, init_std=init_std)
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            continue
+        rows, columns = weight.shape
+        expected = init_std or (64**-0.5 if name == "model.shared.weight" else (2 / (rows + columns)) ** 0.5)  # Glorot
+        assert weight.std().item() == pytest.approx(expected, rel=0.05), name
+        uniform = init_std is None and name != "model.shared.weight"
+        assert (weight.abs().max() < expected * 3**0.5 * 1.001) == uniform, name

@@ -38,14 +38,21 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().__setattr__(name, value)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier-uniform weights, zero biases, embeddings normal with std d_model^-0.5, as tensor2tensor."""
+        """Xavier-uniform weights, zero biases, embeddings normal with std d_model^-0.5, as tensor2tensor.
+
+        With `config.init_std` weights and embeddings are normal with that std.
+        """
+        std = self.config.init_std
         # The functions of `nn.init` are guarded while a checkpoint loads: weights that came from it stay untouched.
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
+            if std is None:
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+            nn.init.normal_(module.weight, std=self.config.d_model**-0.5 if std is None else std)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
