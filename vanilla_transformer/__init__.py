@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from .checkpointing import CompleteCheckpointCallback
     from .corpus import encode_pairs, load_parallel_dataset, load_parallel_files
     from .dataloading import token_budget_dataloader
+    from .distillation import distil_targets
     from .metrics import TranslationScore, build_compute_metrics
     from .monitoring import RunHistoryCallback, TroubleWarningCallback
     from .optimization import get_noam_schedule
     from .quantization import quantize_int8
+    from .shrinking import head_importance, keep_layers, prune_heads, trim_vocabulary
     from .streaming import BpeDropoutPairs, TokenBudgetStream
     from .tokenizer_training import iterate_texts, save_tokenizer, train_tokenizer
     from .trainer import VanillaTransformerTrainer
@@ -45,16 +47,21 @@ _LAZY = {
     "VanillaTransformerTrainingArguments": "training_arguments",
     "average_checkpoints": "averaging",
     "build_compute_metrics": "metrics",
+    "distil_targets": "distillation",
     "encode_pairs": "corpus",
     "get_noam_schedule": "optimization",
+    "head_importance": "shrinking",
     "iterate_texts": "tokenizer_training",
+    "keep_layers": "shrinking",
     "load_parallel_dataset": "corpus",
     "load_parallel_files": "corpus",
+    "prune_heads": "shrinking",
     "quantize_int8": "quantization",
     "save_tokenizer": "tokenizer_training",
     "token_budget_dataloader": "dataloading",
     "train_tokenizer": "tokenizer_training",
     "translate_sentences": "translation",
+    "trim_vocabulary": "shrinking",
 }
 
 __all__ = [
@@ -74,17 +81,22 @@ __all__ = [
     "VanillaTransformerTrainingArguments",
     "average_checkpoints",
     "build_compute_metrics",
+    "distil_targets",
     "encode_pairs",
     "get_noam_schedule",
+    "head_importance",
     "iterate_texts",
+    "keep_layers",
     "load_parallel_dataset",
     "load_parallel_files",
+    "prune_heads",
     "quantize_int8",
     "register",
     "save_tokenizer",
     "token_budget_dataloader",
     "train_tokenizer",
     "translate_sentences",
+    "trim_vocabulary",
 ]
 
 
