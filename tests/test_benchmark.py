@@ -253,3 +253,20 @@ def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):
     with pytest.raises(SystemExit) as refused:
         run(monkeypatch, capsys, *arguments)
     assert expected in f"{refused.value} {capsys.readouterr().err}"
+
+
+def test_settings_are_found_by_growing_the_batch_while_that_is_faster():
+    rates = {(16, False): 3.0, (16, True): 5.0, (32, True): 6.0, (64, True): 5.5, (128, True): 9.0}
+    tried = []
+
+    class Bench:
+        def batch_sizes(self, name, tokens_per_update):
+            return [16, 32, 64, 128]
+
+        def make(self, name, settings):
+            tried.append((settings.batch, settings.bf16))
+            assert settings.tokens_per_update == 1024  # a quarter
+            return lambda updates: rates[settings.batch, settings.bf16]
+
+    assert training.best_settings(Bench(), "peer", 4096, (False, True)) == training.Settings(32, True, 4096)
+    assert tried == [(16, False), (16, True), (32, True), (64, True)]

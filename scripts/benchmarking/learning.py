@@ -1,10 +1,10 @@
 """Learning: validation BLEU against minutes and tokens, ours and MarianMT under the library's Trainer, in equal time.
 
-Both have the same tokenizer, sizes, dropout, smoothing, peak rate and schedule (a cosine to zero), and train for the
-same minutes one after the other; the time of the evaluations does not count. On a CPU the minutes are those the
-process computed on each of its threads, so that other work on the machine takes nothing from whoever runs beside it;
-on a GPU they are of wall time. Each makes as many updates as fit: ours in token-budget batches, MarianMT in batches of
-so many pairs drawn at random or grouped by length.
+Both have the same tokenizer, sizes, dropout, smoothing, spread of fresh weights, peak rate and schedule (a cosine to
+zero), and train for the same minutes one after the other; the time of the evaluations does not count. On a CPU the
+minutes are those the process computed on each of its threads, so that other work on the machine takes nothing from
+whoever runs beside it; on a GPU they are of wall time. Each makes as many updates as fit: ours in token-budget batches,
+MarianMT in batches of so many pairs drawn at random or grouped by length.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _trainer(
         arguments: Any = VanillaTransformerTrainingArguments(
             **options, lr_schedule="library", max_tokens_per_batch=batch, predict_with_generate=False
         )
-        return VanillaTransformerTrainer(workload.ours(), arguments, train_dataset=dataset, processing_class=tokenizer)
+        model = workload.ours(init_std=workload.marian().config.init_std)
+        return VanillaTransformerTrainer(model, arguments, train_dataset=dataset, processing_class=tokenizer)
     if name == GROUPED:
         options |= grouping_by_length()
     mean = sum(map(len, dataset["labels"])) / len(dataset)

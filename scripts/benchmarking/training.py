@@ -164,14 +164,12 @@ class TrainingBench:
             return self._torch_nn(settings)
         return self._marian(settings, by_length=name == GROUPED)
 
-    def candidates(self, name: str, tokens_per_update: int, precisions: Sequence[bool]) -> list[Settings]:
-        """Return the settings that a contender may choose from."""
+    def batch_sizes(self, name: str, tokens_per_update: int) -> list[int]:
+        """Return what a contender may choose its batch from, the smallest first."""
         kind = self.device.partition(":")[0]
         if name in (OURS, TORCH_NN):
-            sizes = [size for size in TOKEN_BUDGETS[kind] if size <= tokens_per_update] or [tokens_per_update]
-        else:
-            sizes = [size for size in BATCH_SIZES[kind] if size * self.mean_target <= 2 * tokens_per_update] or [16]
-        return [Settings(size, bf16, tokens_per_update) for size in sizes for bf16 in precisions]
+            return [size for size in TOKEN_BUDGETS[kind] if size <= tokens_per_update] or [tokens_per_update]
+        return [size for size in BATCH_SIZES[kind] if size * self.mean_target <= 2 * tokens_per_update] or [16]
 
     def flops_per_token(self) -> float:
         """Return the training FLOP a real target token of this data, its share of the source with it."""
@@ -295,13 +293,25 @@ class PlainTransformer(nn.Module):
 
 
 def best_settings(bench: TrainingBench, name: str, tokens_per_update: int, precisions: Sequence[bool]) -> Settings:
-    """Return the settings with which a contender is fastest, tried on small updates."""
-    trial = max(512, tokens_per_update // 4)
-    rates = {}
-    for settings in bench.candidates(name, tokens_per_update, precisions):
-        small = Settings(settings.batch, settings.bf16, min(trial, tokens_per_update))
-        rates[settings] = bench.make(name, small)(1)
-    return max(rates, key=lambda settings: rates[settings])
+    """Return the settings with which a contender is fastest, tried on small updates.
+
+    The precision is chosen with the smallest batch; then the batch grows as long as that is faster.
+    """
+    trial = min(max(512, tokens_per_update // 4), tokens_per_update)
+
+    def rate(batch: int, bf16: bool) -> float:
+        return bench.make(name, Settings(batch, bf16, trial))(1)
+
+    smallest, *larger = bench.batch_sizes(name, tokens_per_update)
+    rates = {bf16: rate(smallest, bf16) for bf16 in precisions}
+    bf16 = max(rates, key=lambda precision: rates[precision])
+    best, highest = smallest, rates[bf16]
+    for batch in larger:
+        found = rate(batch, bf16)
+        if found < highest:
+            break
+        best, highest = batch, found
+    return Settings(best, bf16, tokens_per_update)
 
 
 def peak_memory_of(

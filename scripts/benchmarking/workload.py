@@ -57,10 +57,10 @@ class Workload:
         }
         return VanillaTransformerConfig(**{**fields, **overrides})
 
-    def ours(self) -> VanillaTransformerForConditionalGeneration:
-        """Return our model with fresh weights."""
+    def ours(self, **overrides: Any) -> VanillaTransformerForConditionalGeneration:
+        """Return our model with fresh weights; `overrides` are fields of the configuration."""
         torch.manual_seed(1)
-        return VanillaTransformerForConditionalGeneration(self.config())
+        return VanillaTransformerForConditionalGeneration(self.config(**overrides))
 
     def marian(self) -> MarianMTModel:
         """Return MarianMT of the same size with fresh weights."""
