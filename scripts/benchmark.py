@@ -9,8 +9,10 @@ r"""Measure this package beside its peers, in pairs, on this machine: time, memo
     python scripts/benchmark.py gpu --device cuda                      # base and big, bf16; some minutes
 
 The first word says what is measured. Peers: MarianMT under the library's Trainer, torch.nn.Transformer in a plain
-loop, MarianMT's generate, CTranslate2 (pip install 'vanilla-transformer[ctranslate2]'). The contenders run by turns;
-medians and ratios within a round are reported. The method and our results: docs/performance.md.
+loop, JoeyNMT (train; pip install --no-deps joeynmt, as its pins would downgrade protobuf, then importlib_metadata
+matplotlib sentencepiece subword-nmt tensorboard), MarianMT's generate, CTranslate2 (pip install
+'vanilla-transformer[ctranslate2]'). Those not installed take no part. The contenders run by turns; medians and ratios
+within a round are reported. The method and our results: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not h
 from arguments import clear_errors, parse, wants_help
 
 COMMANDS = ("train", "loss", "decode", "load", "growth", "learn", "gpu", "all")
+LEARNERS = ("ours", "marian", "marian_by_length")
 
 
 @dataclass
@@ -56,7 +59,10 @@ class BenchmarkArguments:
         default=None, metadata={"help": "fp32, bf16; default: the faster one (train), fp32 (learn)."}
     )
     contenders: list[str] | None = field(
-        default=None, metadata={"help": "Of ours, marian, marian_by_length, torch_nn (train, learn); default: all."}
+        default=None,
+        metadata={
+            "help": "Of ours, marian, marian_by_length (train, learn), torch_nn, joeynmt (train); default: all there."
+        },
     )
     no_memory: bool = field(default=False, metadata={"help": "Do not measure memory."})
     output: str | None = field(default=None, metadata={"help": "File for all figures as JSON."})
@@ -85,7 +91,7 @@ def main() -> None:
 def prepare(arguments: Any) -> None:
     """Check what was asked for, and set the number of threads before anything runs."""
     import torch
-    from benchmarking.training import CONTENDERS
+    from benchmarking.training import CONTENDERS, why_no_joeynmt
     from benchmarking.workload import SIZES
     from transformers.utils import logging
 
@@ -98,6 +104,8 @@ def prepare(arguments: Any) -> None:
     for contender in arguments.contenders or ():
         if contender not in CONTENDERS:
             raise ValueError(f"--contenders {contender} is unknown: choose of {', '.join(CONTENDERS)}")
+        if contender == "joeynmt" and (why := why_no_joeynmt()):
+            raise ValueError(f"--contenders joeynmt cannot take part ({why}): install it as --help says")
     for name in ("threads", "rounds", "updates", "tokens_per_update", "num_beams"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
@@ -138,6 +146,10 @@ class Benchmark:
         arguments = self.arguments
         gemm = {False: self.machine["gemm_fp32"], True: self.machine["gemm_bf16"]}
         precisions = [name == "bf16" for name in arguments.precision or ("fp32", "bf16")]
+        contenders = self._contenders(*training.CONTENDERS)
+        if not arguments.contenders and (why := training.why_no_joeynmt()):
+            contenders = tuple(name for name in contenders if name != training.JOEYNMT)
+            print(f"JoeyNMT takes no part: {why}.\n")
         for size in self._sizes("small", "base"):
             for vocab_size in arguments.vocab_size or (8_000, 37_000):
                 if arguments.data:
@@ -157,7 +169,7 @@ class Benchmark:
                     device=arguments.device,
                     gemm=gemm,
                     precisions=precisions,
-                    contenders=self._contenders(*training.CONTENDERS),
+                    contenders=contenders,
                     with_memory=not arguments.no_memory,
                 )
                 self.results.setdefault("train", []).extend(rows)
@@ -316,6 +328,9 @@ class Benchmark:
         with clear_errors():
             if not arguments.data or not arguments.test_data:
                 raise ValueError("learn needs --data (to train on) and --test_data (to validate on)")
+            for contender in arguments.contenders or ():
+                if contender not in LEARNERS:
+                    raise ValueError(f"--contenders {contender} is not one of learn: choose of {', '.join(LEARNERS)}")
             vocab_size = (arguments.vocab_size or [10_000])[0]
             dataset, tokenizer = corpus_pairs(arguments.data, vocab_size, None)
             pairs, _ = load_parallel_files(arguments.test_data)
@@ -328,7 +343,7 @@ class Benchmark:
                 tokenizer,
                 minutes=arguments.minutes,
                 bf16=arguments.precision == ["bf16"],
-                contenders=self._contenders("ours", "marian", "marian_by_length"),
+                contenders=self._contenders(*LEARNERS),
                 save_to=Path(arguments.save_to) if arguments.save_to else None,
             )
             self.results["learn"] = curves

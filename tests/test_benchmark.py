@@ -1,5 +1,6 @@
 """scripts/benchmark.py: its arithmetic against torch's own counter, and each command run on a model of no size."""
 
+import itertools
 import json
 import math
 import statistics
@@ -113,13 +114,16 @@ def test_tables_are_markdown():
 def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(training, "BATCH_SIZES", {"cpu": (4, 8)})
     monkeypatch.setattr(training, "TOKEN_BUDGETS", {"cpu": (64, 128)})
+    monkeypatch.setattr(training, "UNSORTED_TOKEN_BUDGETS", {"cpu": (64, 128)})
     out = tmp_path / "results.json"
     flags = ["--size", "tiny", "--vocab_size", "300", "--tokens_per_update", "128", "--rounds", "2", "--updates", "2"]
     text = run(monkeypatch, capsys, "train", *flags, "--threads", "1", "--no_memory", "true", "--output", str(out))
     results = json.loads(out.read_text())
     names = [row["contender"] for row in results["train"]]
-    assert names == [training.OURS, training.RANDOM, training.GROUPED, training.TORCH_NN]
+    optional = [] if training.why_no_joeynmt() else [training.JOEYNMT]
+    assert names == [training.OURS, training.RANDOM, training.GROUPED, training.TORCH_NN, *optional]
     assert all(name in text for name in names)
+    assert ("JoeyNMT takes no part: " in text) is not bool(optional)
     for row in results["train"]:
         assert row["tokens_per_second"] > 0
         assert len(row["all_rounds"]) == 2
@@ -138,10 +142,84 @@ def test_an_update_has_about_the_tokens_asked_for(monkeypatch):
         seen.append(meter.tokens)
 
     monkeypatch.setattr(training._Meter, "end_update", spy)
-    for name, batch in ((training.OURS, 256), (training.RANDOM, 16), (training.TORCH_NN, 256)):
+    contenders = [(training.OURS, 256), (training.RANDOM, 16), (training.TORCH_NN, 256)]
+    if training.why_no_joeynmt() is None:
+        contenders.append((training.JOEYNMT, 256))
+    for name, batch in contenders:
         seen.clear()
         bench.make(name, training.Settings(batch, False, 1000))(4)
         assert (seen[-1] - seen[0]) / 4 == pytest.approx(1000, rel=0.3), name
+
+
+@pytest.fixture
+def joey():
+    pytest.importorskip("joeynmt")
+    if why := training.why_no_joeynmt():
+        pytest.skip(why)
+    from benchmarking import joey
+
+    return joey
+
+
+def test_joeynmt_has_our_model_tokens_and_sizes(joey):
+    size = workload.Workload("base", 320)
+    pairs = joey.Pairs(workload.generated_pairs(300, 50), workload.word_tokenizer(300), 320)
+    assert len(pairs.vocabulary) == 320
+    assert pairs.vocabulary._itos[:4] == ["<s>", "<pad>", "</s>", "w3"]  # the private names that `_Vocabulary` sets
+    assert pairs.vocabulary.lookup("w299") == 299
+    sizes = workload.SIZES["base"]
+    biases = 3 * sizes["layers"] * 4 * sizes["d_model"]  # of its attention; the paper's has none
+    model = joey.model(size, pairs.vocabulary)
+    assert sum(p.numel() for p in model.parameters()) == size.ours().num_parameters() + biases
+    assert model.src_embed.lut.weight is model.trg_embed.lut.weight is model.decoder.output_layer.weight
+
+
+def test_joeynmt_sees_every_pair_once_an_epoch_and_learns_it(joey):
+    dataset = workload.generated_pairs(300, 50)
+    pairs = joey.Pairs(dataset, workload.word_tokenizer(300), 300)
+    loader, mean = pairs.batches(200, "cpu")
+    batches = list(itertools.islice(loader, None))  # list() would ask for its length, which it refuses to give
+    assert sorted(i for batch in batches for i in batch.indices.tolist()) == list(range(50))
+    assert sum(batch.ntokens for batch in batches) == sum(map(len, dataset["labels"])) == pairs.target_tokens
+    assert mean == pytest.approx(pairs.target_tokens / len(batches), rel=0.3)
+    batch = batches[0]
+    row = batch.trg[0][batch.trg[0] != pairs.vocabulary.pad_index]
+    tokens = workload.word_tokenizer(300).convert_ids_to_tokens(dataset["labels"][int(batch.indices[0])])
+    assert [pairs.vocabulary._itos[i] for i in row] == tokens
+    model = joey.model(workload.Workload("tiny", 300), pairs.vocabulary)
+    optimizer = joey.optimizer(model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.01
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(return_type="loss", **vars(batch))[0] / batch.ntokens
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    smoothing = 0.9 * math.log(0.9) + 0.1 * math.log(0.1 / 298)  # its loss is a divergence: less this entropy
+    assert losses[0] == pytest.approx(math.log(300) + smoothing, rel=0.25)
+    assert losses[-1] < losses[0] - 1
+
+
+def test_joeynmt_has_a_whole_update_in_one_batch_where_memory_is_measured(joey):
+    pairs = workload.generated_pairs(300, 3000)
+    bench = training.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
+    _, mean = bench.joey_pairs.batches(bench.whole_batch(training.JOEYNMT, 1000), "cpu")
+    assert mean == pytest.approx(1000, rel=0.15)
+
+
+def test_without_joeynmt_the_error_says_so(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "benchmarking.joey", raising=False)
+    monkeypatch.delattr(sys.modules["benchmarking"], "joey", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "joeynmt"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "joeynmt", None)  # what an import of it then finds
+    with pytest.raises(SystemExit) as refused:
+        run(monkeypatch, capsys, "train", "--contenders", "joeynmt")
+    message = f"{refused.value} {capsys.readouterr().err}"
+    assert "--contenders joeynmt cannot take part (" in message
+    assert "joeynmt" in message.partition("(")[2]
+    assert "install it as --help says" in message
 
 
 def test_memory_of_training_is_that_of_the_process_of_its_own():
@@ -245,6 +323,7 @@ def test_load_times_both(monkeypatch, capsys):
         (["train", "--data", "nowhere.en"], "there is no file nowhere.en"),
         (["learn"], "learn needs --data"),
         (["train", "--contenders", "fairseq"], "--contenders fairseq is unknown"),
+        (["learn", "--data", __file__, "--test_data", __file__, "--contenders", "torch_nn"], "torch_nn is not one of"),
     ],
 )
 def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):

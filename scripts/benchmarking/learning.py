@@ -3,8 +3,8 @@
 Both have the same tokenizer, sizes, dropout, smoothing, spread of fresh weights, peak rate and schedule (a cosine to
 zero), and train for the same minutes one after the other; the time of the evaluations does not count. On a CPU the
 minutes are those the process computed on each of its threads, so that other work on the machine takes nothing from
-whoever runs beside it; on a GPU they are of wall time. Each makes as many updates as fit: ours in token-budget batches,
-MarianMT in batches of so many pairs drawn at random or grouped by length.
+whoever runs beside it; on a GPU they are of wall time. Each makes as many updates as fit: ours in token-budget
+batches, MarianMT in batches of so many pairs drawn at random or grouped by length.
 """
 
 from __future__ import annotations

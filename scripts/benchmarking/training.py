@@ -1,4 +1,4 @@
-"""Training: this package's Trainer against MarianMT under the library's, and torch.nn.Transformer in a plain loop.
+"""Training: this package's Trainer against MarianMT under the library's, torch.nn.Transformer and JoeyNMT in a loop.
 
 Each contender makes whole updates, data loading and optimizer with them, of about as many real target tokens; what is
 reported is real target tokens (no padding) a second from the end of the first update to the end of the last.
@@ -6,6 +6,7 @@ reported is real target tokens (no padding) a second from the end of the first u
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
@@ -13,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,14 +38,31 @@ from .workload import DROPOUT, LABEL_SMOOTHING, PAD, SIZES, Workload, training_f
 
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (128, 256, 512, 1024)}  # of the peers, in pairs
 TOKEN_BUDGETS = {"cpu": (1024, 2048, 4096), "cuda": (8192, 25_000)}  # of ours
-OURS, RANDOM, GROUPED, TORCH_NN = (
+UNSORTED_TOKEN_BUDGETS = {"cpu": (256, 512, 1024), "cuda": (8192, 25_000)}  # of JoeyNMT: a large batch is padded more
+OURS, RANDOM, GROUPED, TORCH_NN, JOEYNMT = (
     "vanilla-transformer",
     "MarianMT random",
     "MarianMT by length",
     "torch.nn.Transformer",
+    "JoeyNMT",
 )
 # What they are called on the command line.
-CONTENDERS = {"ours": OURS, "marian": RANDOM, "marian_by_length": GROUPED, "torch_nn": TORCH_NN}
+CONTENDERS = {
+    "ours": OURS,
+    "marian": RANDOM,
+    "marian_by_length": GROUPED,
+    "torch_nn": TORCH_NN,
+    "joeynmt": JOEYNMT,
+}
+
+
+def why_no_joeynmt() -> str | None:
+    """Return why JoeyNMT, an optional peer, cannot be imported; None if it can."""
+    try:
+        from . import joey  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -162,6 +180,8 @@ class TrainingBench:
             return self._ours(settings)
         if name == TORCH_NN:
             return self._torch_nn(settings)
+        if name == JOEYNMT:
+            return self._joeynmt(settings)
         return self._marian(settings, by_length=name == GROUPED)
 
     def batch_sizes(self, name: str, tokens_per_update: int) -> list[int]:
@@ -169,7 +189,19 @@ class TrainingBench:
         kind = self.device.partition(":")[0]
         if name in (OURS, TORCH_NN):
             return [size for size in TOKEN_BUDGETS[kind] if size <= tokens_per_update] or [tokens_per_update]
+        if name == JOEYNMT:
+            return [size for size in UNSORTED_TOKEN_BUDGETS[kind] if size <= tokens_per_update] or [tokens_per_update]
         return [size for size in BATCH_SIZES[kind] if size * self.mean_target <= 2 * tokens_per_update] or [16]
+
+    def whole_batch(self, name: str, tokens_per_update: int) -> int:
+        """Return the batch of a contender that holds about so many real target tokens."""
+        if name in (OURS, TORCH_NN):
+            return tokens_per_update
+        pairs = round(tokens_per_update / self.mean_target)
+        if name != JOEYNMT:
+            return pairs
+        longer = np.maximum(sequence_lengths(self.dataset, "input_ids"), sequence_lengths(self.dataset, "labels"))
+        return math.ceil(pairs * np.quantile(longer, pairs / (pairs + 1)))  # about the longest of so many by chance
 
     def flops_per_token(self) -> float:
         """Return the training FLOP a real target token of this data, its share of the source with it."""
@@ -222,6 +254,43 @@ class TrainingBench:
             seed=42,
         )
         loader = torch.utils.data.DataLoader(self.dataset, batch_sampler=sampler, collate_fn=collator)
+
+        def loss_of(batch: Any) -> tuple[Tensor, int]:
+            loss = model(batch["input_ids"].to(self.device), batch["labels"].to(self.device))
+            return loss, int((batch["labels"] != -100).sum())
+
+        return self._plain_loop(settings, loader, accumulation, optimizer, loss_of)
+
+    @functools.cached_property
+    def joey_pairs(self) -> Any:
+        """The pairs as JoeyNMT has them."""
+        from . import joey
+
+        return joey.Pairs(self.dataset, self.tokenizer, self.workload.vocab_size)
+
+    def _joeynmt(self, settings: Settings) -> Callable[[int], float]:
+        from . import joey
+
+        pairs = self.joey_pairs
+        model = joey.model(self.workload, pairs.vocabulary).to(self.device).train()
+        loader, mean = pairs.batches(settings.batch, self.device)
+
+        def loss_of(batch: Any) -> tuple[Tensor, int]:
+            batch.sort_by_src_length()  # as its own loop does
+            return model(return_type="loss", **vars(batch))[0], batch.ntokens
+
+        accumulation = self._accumulation(mean, settings)
+        return self._plain_loop(settings, loader, accumulation, joey.optimizer(model.parameters()), loss_of)
+
+    def _plain_loop(
+        self,
+        settings: Settings,
+        loader: Any,
+        accumulation: int,
+        optimizer: torch.optim.Optimizer,
+        loss_of: Callable[[Any], tuple[Tensor, int]],
+    ) -> Callable[[int], float]:
+        """Return what trains for some updates; `loss_of` gives a batch's summed loss and its real target tokens."""
         batches = self._forever(loader)
 
         def run(updates: int) -> float:
@@ -229,9 +298,9 @@ class TrainingBench:
             for _ in range(updates + 1):
                 optimizer.zero_grad()
                 for batch in itertools.islice(batches, accumulation):
-                    meter.count(batch["labels"])
                     with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=settings.bf16):
-                        loss = model(batch["input_ids"].to(self.device), batch["labels"].to(self.device))
+                        loss, tokens = loss_of(batch)
+                    meter.tokens += tokens
                     (loss / settings.tokens_per_update).backward()
                 optimizer.step()
                 meter.end_update(self.device)
@@ -319,6 +388,8 @@ def peak_memory_of(
 ) -> dict[str, int]:
     """Return the peak memory of two updates in bytes: all, and before the model was made. For a process of its own."""
     bench = TrainingBench(workload, datasets.Dataset.from_dict(pairs), word_tokenizer(workload.vocab_size), device)
+    if name == JOEYNMT:
+        _ = bench.joey_pairs  # its imports are the libraries' share
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
         bench.make(name, settings)(1)
@@ -362,7 +433,7 @@ def benchmark(
     runs = {name: bench.make(name, settings) for name, settings in chosen.items()}
     for run in runs.values():
         run(1)
-    results = machine.alternate({name: partial(run, updates) for name, run in runs.items()}, rounds)
+    results = machine.alternate({name: functools.partial(run, updates) for name, run in runs.items()}, rounds)
     flops = bench.flops_per_token()
     pairs = dataset.select(range(min(len(dataset), 4000))).to_dict()
     rows = []
@@ -378,8 +449,7 @@ def benchmark(
             "ours_over_this": machine.paired_ratio(results[contenders[0]], results[name]),
         }
         if with_memory:
-            pairs_a_batch = round(tokens_per_update / bench.mean_target)
-            size = tokens_per_update if name in (OURS, TORCH_NN) else pairs_a_batch
+            size = bench.whole_batch(name, tokens_per_update)
             one_batch = Settings(size, settings.bf16, tokens_per_update)
             row["memory"] = machine.in_own_process(peak_memory_of, workload, name, one_batch, pairs, device)
         rows.append(row)
