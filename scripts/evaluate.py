@@ -60,6 +60,9 @@ class EvaluateArguments:
     json: str | None = field(default=None, metadata={"help": "File for the scores as JSON."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or int8 (linear layers)."})
+    torch_compile: bool = field(
+        default=False, metadata={"help": "Compile first, which takes long; docs/performance.md says when it pays."}
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
 
@@ -74,7 +77,13 @@ def main() -> None:
         from vanilla_transformer.translation import translate_sentences
 
         sources, references = load_test(arguments)
-        model, tokenizer = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        model, tokenizer = load_model(
+            arguments.model,
+            arguments.device,
+            arguments.dtype,
+            arguments.trust_remote_code,
+            torch_compile=arguments.torch_compile,
+        )
     start = time.perf_counter()
     found = translate_sentences(
         model,
@@ -88,7 +97,8 @@ def main() -> None:
     seconds = time.perf_counter() - start
     translations = [best.text for best, *_ in found]
     scores = {"model": score(translations, references, arguments)}
-    print(f"{len(sources):,} sentences in {seconds:.1f} s")
+    compiling = ", compiling included" if arguments.torch_compile else ""
+    print(f"{len(sources):,} sentences in {seconds:.1f} s{compiling}")
     if arguments.memoriser:
         scores["memoriser"] = score(memorised(arguments, sources), references, arguments)
     for name, result in scores.items():

@@ -9,7 +9,9 @@ from typing import Any
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
-def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
+def load_model(
+    name: str, device: str, dtype: str, trust_remote_code: bool, torch_compile: bool = False
+) -> tuple[Any, Any]:
     """Return a checkpoint's model, in evaluation mode on `device`, and its tokenizer.
 
     Args:
@@ -17,9 +19,10 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
         device: "auto", or what `torch.device` takes.
         dtype: One of `DTYPES`; int8 means the linear layers, see `quantize_int8`.
         trust_remote_code: Run code that comes with the checkpoint.
+        torch_compile: Compile encoder and decoder, see `compile_stacks`.
 
     Raises:
-        ValueError: The folder holds no checkpoint, or device or dtype are not usable.
+        ValueError: The folder holds no checkpoint, device or dtype are not usable, or torch cannot compile.
         OSError: The Hub has no such checkpoint, or cannot be reached.
     """
     import torch
@@ -37,6 +40,8 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as problem:
         raise ValueError(f"--device {device} cannot be used: {str(problem).splitlines()[0]}") from None
+    if torch_compile and dtype == "int8" and torch.device(device).type == "cpu":
+        raise ValueError("--torch_compile true: torch cannot compile its int8 layers for CPUs; choose another --dtype")
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
         name,
@@ -49,7 +54,32 @@ def load_model(name: str, device: str, dtype: str, trust_remote_code: bool) -> t
         from vanilla_transformer.quantization import quantize_int8
 
         quantize_int8(model)
+    if torch_compile:
+        compile_stacks(model)
     return model, tokenizer
+
+
+def compile_stacks(model: Any) -> None:
+    """Have encoder and decoder compiled by torch, in place, each when it is first called, for all lengths.
+
+    This package's beam search takes the decoder apart and does not call it: there the encoder alone is compiled. A
+    batch of one sentence is compiled apart from larger ones.
+
+    Raises:
+        ValueError: torch finds no compiler for the model's device.
+    """
+    import torch
+
+    try:
+        # One line, so that a missing compiler shows here and not in the midst of the first batch.
+        torch.compile(torch.neg)(torch.zeros(2, device=model.device))
+    except RuntimeError as problem:
+        reason = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+        raise ValueError(
+            f"--torch_compile true cannot be used on {model.device.type}, leave it out: {reason}"
+        ) from None
+    for stack in (model.get_encoder(), model.get_decoder()):
+        stack.compile(dynamic=True)
 
 
 def column_options(arguments: Any) -> dict[str, Any]:

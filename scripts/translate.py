@@ -42,6 +42,9 @@ class TranslateArguments:
     buffer_size: int = field(default=2048, metadata={"help": "Most lines read before translating, sorted by length."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or int8 (linear layers)."})
+    torch_compile: bool = field(
+        default=False, metadata={"help": "Compile first, which takes long; docs/performance.md says when it pays."}
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
 
 
@@ -105,7 +108,13 @@ def main() -> None:
     from vanilla_transformer.translation import translate_sentences
 
     with clear_errors(), contextlib.ExitStack() as open_files:
-        model, tokenizer = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        model, tokenizer = load_model(
+            arguments.model,
+            arguments.device,
+            arguments.dtype,
+            arguments.trust_remote_code,
+            torch_compile=arguments.torch_compile,
+        )
         lines = iterate_lines(arguments.input) if arguments.input else read_lines(sys.stdin.buffer, "standard input")
         sink: Any = sys.stdout
         if arguments.output:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from script_modules import load
 from tiny_models import SEPARATE, SMALL, batch, pad, randomise
 from torch import Tensor, nn
 from torch.export import Dim, export
@@ -153,6 +154,46 @@ def test_static_cache_decoding_compiles_once_for_all_lengths(make_model, marian)
     # costs a second graph, as it does with the library's own models.
     assert graphs_of_generation(model, dynamic=True) == [1, 1, 1, 1]
     assert graphs_of_generation(model, dynamic=None) == graphs_of_generation(marian, dynamic=None) == [1, 2, 2, 2]
+
+
+def translate_lengths(model: nn.Module, num_beams: int) -> list[list[list[int]]]:
+    """Return what batches of two sentences of several lengths become."""
+    results = []
+    for length in (5, 9, 12, 7):
+        source = random_pair(length, 3)
+        output = model.generate(
+            source["input_ids"], attention_mask=source["attention_mask"], num_beams=num_beams, max_new_tokens=length
+        )
+        results.append(output.tolist())
+    return results
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_scripts_switch_compiles_each_stack_that_is_called_for_all_lengths(make_model, num_beams, monkeypatch):
+    compile_function, backends = torch.compile, []
+
+    def compile_with_counter(function: Any, **options: Any) -> Any:  # nn.Module.compile goes through it too
+        backends.append(CountingBackend())
+        return compile_function(function, backend=backends[-1], **options)
+
+    monkeypatch.setattr(torch, "compile", compile_with_counter)
+    model = randomise(make_model(encoder_layers=1, decoder_layers=1))
+    expected = translate_lengths(model, num_beams)
+    load("loading").compile_stacks(model)
+    assert translate_lengths(model, num_beams) == expected
+    # The trial, the encoder, the decoder. Our beam search does not call the decoder; the greedy one of the library
+    # does: with an empty cache, with one token in it, and with more.
+    assert [backend.graphs for backend in backends] == [1, 1, 3 if num_beams == 1 else 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_compiler(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_scripts_switch_translates_as_eager_does(make_model, num_beams):
+    model = randomise(make_model(encoder_layers=1, decoder_layers=1))
+    expected = translate_lengths(model, num_beams)
+    load("loading").compile_stacks(model)
+    assert translate_lengths(model, num_beams) == expected
 
 
 # ---------------------------------------------------------------------------------------- torch.export

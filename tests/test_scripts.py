@@ -456,6 +456,7 @@ def test_train_refuses(case, corpus, tmp_path, monkeypatch, capsys):
         ("--model {tmp}", "config.json"),
         ("--model {model} --device cuda:77", "cuda:77"),
         ("--model {model} --dtype int3", "int3"),
+        ("--model {model} --device cpu --dtype int8 --torch_compile true", "choose another --dtype"),
         ("--model {model} --n_best 9", "num_beams"),
         ("--model {model} --input {tmp}/nowhere.txt", "nowhere.txt"),
         ("--model {model} --output {model}/config.json", "exists already"),
@@ -583,6 +584,28 @@ def test_translate_in_int8(trained, tmp_path, monkeypatch, capsys):
         outputs.append(capsys.readouterr().out.split("\n"))
     assert [len(lines) for lines in outputs] == [4, 4]
     assert outputs[1][1] == ""
+
+
+def test_torch_compile_without_a_compiler_is_refused_in_one_line(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    words = ("--model", trained[0], "--device", "cpu", "--torch_compile", "true")
+    problem = run("translate.py", *words, stdin="We see the house.\n", status=2).stderr.splitlines()[-1]
+    assert "error: --torch_compile true cannot be used on cpu, leave it out: " in problem
+    assert "no-compiler" in problem
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_torch_compile_gives_the_same_translations(trained, corpus, tmp_path):
+    for name in ("false", "true"):
+        result = run(
+            "evaluate.py",
+            *("--model", trained[0], "--test_file", corpus / "test.en", corpus / "test.de", "--max_new_tokens", 12),
+            *("--device", "cpu", "--torch_compile", name, "--output", tmp_path / name),
+        )
+        assert ("compiling included" in result.stdout) == (name == "true")
+    assert (tmp_path / "true").read_text(encoding="utf-8") == (tmp_path / "false").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
