@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +18,14 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def library_verbosity() -> Iterator[None]:
+    """Undo what a script that runs inside a test does to the library's logging, for the tests after it."""
+    level = transformers.utils.logging.get_verbosity()
+    yield
+    transformers.utils.logging.set_verbosity(level)
 
 
 @pytest.fixture
