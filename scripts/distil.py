@@ -60,11 +60,11 @@ def main() -> None:
     (arguments,) = parse(sys.argv[1:], __doc__, [DistilArguments])
     with clear_errors():
         check_arguments(arguments)
-        from loading import decoding_options, load_model
+        from loading import decoding_options, load_model_of
 
         from vanilla_transformer.distillation import distil_targets
 
-        model, tokenizer = load_model(arguments.model, arguments.device, arguments.dtype, arguments.trust_remote_code)
+        model, tokenizer = load_model_of(arguments)
         options = decoding_options(arguments)
         if arguments.length_penalty is not None:
             options["length_penalty"] = arguments.length_penalty

@@ -72,18 +72,12 @@ def main() -> None:
     with clear_errors():
         check_arguments(arguments)
 
-        from loading import decoding_options, load_model
+        from loading import decoding_options, load_model_of
 
         from vanilla_transformer.translation import translate_sentences
 
         sources, references = load_test(arguments)
-        model, tokenizer = load_model(
-            arguments.model,
-            arguments.device,
-            arguments.dtype,
-            arguments.trust_remote_code,
-            torch_compile=arguments.torch_compile,
-        )
+        model, tokenizer = load_model_of(arguments)
     start = time.perf_counter()
     found = translate_sentences(
         model,

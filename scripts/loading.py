@@ -59,6 +59,17 @@ def load_model(
     return model, tokenizer
 
 
+def load_model_of(arguments: Any) -> tuple[Any, Any]:
+    """Return the model and tokenizer that `arguments` name, by `load_model`."""
+    return load_model(
+        arguments.model,
+        arguments.device,
+        arguments.dtype,
+        arguments.trust_remote_code,
+        torch_compile=getattr(arguments, "torch_compile", False),  # not every script has the switch
+    )
+
+
 def compile_stacks(model: Any) -> None:
     """Have encoder and decoder compiled by torch, in place, each when it is first called, for all lengths.
 

@@ -136,14 +136,14 @@ def importance_batches(tokenizer: Any, arguments: Any) -> Iterator[Any]:
     from torch.utils.data import DataLoader
     from transformers import DataCollatorForSeq2Seq
 
-    from vanilla_transformer.batching import TokenBudgetBatchSampler
+    from vanilla_transformer.batching import TokenBudgetBatchSampler, sequence_lengths
     from vanilla_transformer.corpus import encode_pairs, load_parallel_files
 
     pairs, _ = load_parallel_files(
         arguments.importance_data, source_lang=arguments.source_lang, target_lang=arguments.target_lang
     )
     encoded, _ = encode_pairs(pairs.take(min(arguments.importance_pairs, len(pairs))), tokenizer)
-    source, target = ([len(ids) for ids in encoded[name]] for name in ("input_ids", "labels"))
+    source, target = (sequence_lengths(encoded, name) for name in ("input_ids", "labels"))
     sampler = TokenBudgetBatchSampler(source, target, arguments.max_tokens_per_batch, shuffle=False, too_long="drop")
     return iter(DataLoader(encoded, batch_sampler=sampler, collate_fn=DataCollatorForSeq2Seq(tokenizer)))
 

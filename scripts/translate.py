@@ -102,19 +102,13 @@ def main() -> None:
         if arguments.output and Path(arguments.output).exists():
             raise ValueError(f"--output {arguments.output} exists already; remove it or choose another name")
 
-    from loading import decoding_options, load_model
+    from loading import decoding_options, load_model_of
 
     from vanilla_transformer.corpus import iterate_lines
     from vanilla_transformer.translation import translate_sentences
 
     with clear_errors(), contextlib.ExitStack() as open_files:
-        model, tokenizer = load_model(
-            arguments.model,
-            arguments.device,
-            arguments.dtype,
-            arguments.trust_remote_code,
-            torch_compile=arguments.torch_compile,
-        )
+        model, tokenizer = load_model_of(arguments)
         lines = iterate_lines(arguments.input) if arguments.input else read_lines(sys.stdin.buffer, "standard input")
         sink: Any = sys.stdout
         if arguments.output:

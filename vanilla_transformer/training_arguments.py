@@ -54,6 +54,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             the Arm extension as far as torch can tell (`torch.cpu.get_capabilities`, torch >= 2.13; with an older
             torch a CPU computes in float32 unless told otherwise). On one core with AVX512-BF16 a training step of
             1,024 tokens took, against float32, 0.55 of the time at d_model 256 and 0.64 at 128.
+        logging_nan_inf_filter: False: a loss that is not finite shows in the log. (The library puts the mean of the
+            others in its place.)
+        greater_is_better: By default False for a loss, also for a perplexity and TER, else True.
         ddp_find_unused_parameters: False: the model uses all its parameters, so the search is wasted time.
         label_smoothing_factor: Must stay 0: smoothing is the model's own (`config.label_smoothing`).
 
