@@ -54,6 +54,9 @@ class BenchmarkArguments:
     updates: int = field(default=2, metadata={"help": "Updates a round (train)."})
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak rate of all contenders (learn); default: 0.256 / d_model."}
+    )
     threads: int = field(default=2, metadata={"help": "Threads of all contenders."})
     precision: list[str] | None = field(
         default=None, metadata={"help": "fp32, bf16; default: the faster one (train), fp32 (learn)."}
@@ -320,7 +323,7 @@ class Benchmark:
     def learn(self) -> None:
         """Validation BLEU against minutes, beside MarianMT."""
         from benchmarking import learning, machine
-        from benchmarking.workload import Workload, corpus_pairs
+        from benchmarking.workload import SIZES, Workload, corpus_pairs
 
         from vanilla_transformer.corpus import load_parallel_files
 
@@ -342,6 +345,7 @@ class Benchmark:
                 validation,
                 tokenizer,
                 minutes=arguments.minutes,
+                learning_rate=arguments.learning_rate or 0.256 / SIZES[size]["d_model"],
                 bf16=arguments.precision == ["bf16"],
                 contenders=self._contenders(*LEARNERS),
                 save_to=Path(arguments.save_to) if arguments.save_to else None,

@@ -11,8 +11,10 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, LogitsProcesso
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import vanilla_transformer as vt
+from vanilla_transformer import beam_decoder_vanilla_transformer as beam_decoder
 from vanilla_transformer import generation_vanilla_transformer as generation
-from vanilla_transformer.beam_search_vanilla_transformer import largest
+from vanilla_transformer.beam_search_vanilla_transformer import largest, log_sum_exp
+from vanilla_transformer.projection_vanilla_transformer import Workspace
 
 KINDS = {
     "post-norm": {},
@@ -369,3 +371,40 @@ def test_the_largest_are_those_of_topk(vocab_size, count):
         assert torch.equal(found, expected)
         assert torch.equal(values.gather(-1, places), expected)
         assert all(len(set(row)) == count for row in places.flatten(0, 1).tolist())
+
+
+@pytest.mark.parametrize("scale", [0.1, 5.0, 60.0])
+def test_log_sum_exp_is_that_of_float64(scale):
+    torch.manual_seed(0)
+    workspace = Workspace()
+    for shape in ((3, 4, 1000), (2, 4, 1000), (5, 4, 700)):
+        values = scale * torch.randn(shape) + 30.0
+        values[0, 0, :-1] = -torch.inf  # but one, all of them excluded
+        before = values.clone()
+        found = log_sum_exp(values, workspace)
+        expected = before.double().logsumexp(dim=-1, keepdim=True).float()
+        torch.testing.assert_close(found, expected, rtol=2e-7, atol=2e-6)
+        assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slots_made_room_for_change_nothing(monkeypatch, dtype):
+    # Against a decoder with room for all slots from the start, which attends to none that is empty.
+    model = make_model(vocab_size=50).to(dtype)
+    model.generation_config.eos_token_id = None
+    given = {"input_ids": torch.randint(4, 50, (20, 7))}
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 45}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(**given, **options)
+    monkeypatch.setattr(beam_decoder, "_MORE_SLOTS", 1000)
+    create = beam_decoder.SharedBeamDecoder.__init__
+
+    def without_room(self, *arguments):
+        create(self, *arguments)
+        self.attends_to_room = False
+
+    monkeypatch.setattr(beam_decoder.SharedBeamDecoder, "__init__", without_room)
+    expected = model.generate(**given, **options)
+    assert dtype == torch.bfloat16 or torch.equal(found.sequences, expected.sequences)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2  # other sums of what is rounded to 16 bits
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)

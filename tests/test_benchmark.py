@@ -279,6 +279,7 @@ def test_learn_draws_a_curve_for_each(monkeypatch, tmp_path):
         pairs[:4],
         tokenizer,
         minutes=0.01,
+        learning_rate=1e-3,
         tokens_per_batch=128,
         points=2,
         contenders=(training.OURS, training.RANDOM),

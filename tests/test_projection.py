@@ -104,7 +104,8 @@ def test_attention_of_a_step_equals_the_kernel(monkeypatch, dtype, keys, masked)
     found = {}
     for plainly in (True, False):
         monkeypatch.setattr(beam_decoder, "_is_faster_plainly", lambda query, keys, plainly=plainly: plainly)
-        found[plainly] = beam_decoder._attend(0.3, query, key, value, mask, None).float()
+        mask_of_both = None if mask is None else beam_decoder._Mask(mask)
+        found[plainly] = beam_decoder._attend(0.3, query, key, value, mask_of_both, None).float()
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.double(), key.double(), value.double(), mask, scale=0.3
     )

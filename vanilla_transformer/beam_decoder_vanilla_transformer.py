@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
 from .attention_vanilla_transformer import add_positions
-from .projection_vanilla_transformer import Projection
+from .projection_vanilla_transformer import Projection, Workspace
 
 _MANY_ROWS = 64  # queries of a step from which on it pays to pack the layers' matrices
+_MORE_SLOTS = 32  # that room is made for at a time, at least
 _FEW_STEPS = 8  # tokens up to which it does not pay to pack the output projection's
 
 
@@ -45,22 +46,20 @@ class SharedBeamDecoder:
     ) -> None:
         self.model = model
         self.decoder = model.model.decoder
-        self.source_mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        self.source_mask = None if attention_mask is None else _Mask(attention_mask[:, None, None, :].bool())
         batch, width, _ = encoder_states.shape
         many = batch * num_beams >= _MANY_ROWS
         self.layers = [_Layer(layer, pack=many) for layer in self.decoder.layers]
         # A sentence gets about as many tokens as its source has.
         self.output = Projection([model.lm_head], pack=min(width, steps) > _FEW_STEPS)
         self.sources = [layer.source_keys_and_values(encoder_states) for layer in self.layers]
-        self.num_slots = prompt_length + num_beams * max(0, steps - 1)  # room for the tokens of all beams
-        self.targets = [
-            (
-                encoder_states.new_empty(batch, x.num_heads, self.num_slots, x.d_k),
-                encoder_states.new_empty(batch, x.num_heads, self.num_slots, x.d_v),
-            )
-            for x in (layer.self_attn for layer in self.decoder.layers)
-        ]
+        self.num_slots = prompt_length + num_beams * max(0, steps - 1)  # for the tokens of all beams
+        self.room = 0  # slots that there is room for so far
+        self.targets = [(keys[:, :, :0], values[:, :, :0]) for keys, values in self.sources]  # as many heads, as wide
+        # On a CPU products of 16 bits copy keys and values that do not lie together, so all of them are attended to.
+        self.attends_to_room = encoder_states.device.type == "cpu" and encoder_states.dtype != torch.float32
         self.positions = _PositionTable(self.decoder)
+        self.workspace = Workspace()
 
     def step(
         self,
@@ -73,6 +72,8 @@ class SharedBeamDecoder:
     ) -> Tensor:
         """Feed Q tokens of each sentence and return the logits of what follows each, [B, Q, V] in float32.
 
+        The next step may overwrite them.
+
         Args:
             tokens: [B, Q]: the beams' last tokens, or the prompt that all beams share.
             position: Position of the first of them; all beams stand at the same, the prompt's follow each other.
@@ -84,14 +85,16 @@ class SharedBeamDecoder:
         """
         queries = tokens.shape[1]
         states = self._embed(tokens, position, slot, prompt_mask)
-        attend = mask[:, None]
+        seen = slot + queries
+        self._make_room(seen)
+        attended = self.room if self.attends_to_room and record is None else seen
+        attend = _Mask(pad(mask, (0, attended - seen))[:, None], never_empty=prompt_mask is None)
         if record is not None:
             record.begin_step(states)
-        seen = slot + queries
         for layer, (keys, values), source in zip(self.layers, self.targets, self.sources, strict=True):
             query, keys[:, :, slot:seen], values[:, :, slot:seen] = layer.self_heads(states)
             weights = None if record is None else record.self_weights
-            output = _attend(layer.scaling, query, keys[:, :, :seen], values[:, :, :seen], attend, weights)
+            output = _attend(layer.scaling, query, keys[:, :, :attended], values[:, :, :attended], attend, weights)
             states = layer.after_self(states, output)
             weights = None if record is None else record.cross_weights
             output = _attend(layer.scaling, layer.cross_query(states), *source, self.source_mask, weights)
@@ -104,16 +107,24 @@ class SharedBeamDecoder:
         logits = self.output(states)
         if self.model.final_logits_bias is not None:
             logits = logits + self.model.final_logits_bias
-        return logits.float()
+        if logits.dtype != torch.float32:  # not `float()`: see `Workspace`
+            logits = self.workspace.of(logits.shape, logits, torch.float32).copy_(logits)
+        return logits
 
-    def keep(self, rows: Tensor, slots: int) -> None:
-        """Go on with these sentences only; `slots` have been filled."""
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
         if self.source_mask is not None:
-            self.source_mask = self.source_mask[rows]
+            self.source_mask = _Mask(self.source_mask.shown[rows])
         self.sources = [(keys[rows], values[rows]) for keys, values in self.sources]
-        for cache in (cache for pair in self.targets for cache in pair):
-            cache[: len(rows), :, :slots] = cache[rows, :, :slots]
-        self.targets = [(keys[: len(rows)], values[: len(rows)]) for keys, values in self.targets]
+        self.targets = [(keys[rows], values[rows]) for keys, values in self.targets]
+
+    def _make_room(self, slots: int) -> None:
+        """Make room for the keys and values of so many slots, and of some more, for the steps to come."""
+        if slots <= self.room:
+            return
+        more = min(self.num_slots, slots + max(_MORE_SLOTS, slots // 4)) - self.room
+        self.targets = [(pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more))) for keys, values in self.targets]
+        self.room += more
 
     def _embed(self, tokens: Tensor, position: int, slot: int, prompt_mask: Tensor | None) -> Tensor:
         batch, queries = tokens.shape
@@ -207,19 +218,33 @@ class _PositionTable(nn.Module):
         return embedding(positions, self.encodings)
 
 
+class _Mask:
+    """Which keys queries may attend to, in the forms that the two ways of attending want.
+
+    Args:
+        shown: True where they may [B, 1, Q or 1, C].
+        never_empty: Every query has a key to attend to; False: not known.
+    """
+
+    def __init__(self, shown: Tensor, never_empty: bool = False) -> None:
+        self.shown = shown
+        self.hidden = ~shown
+        self.never_empty = never_empty or bool(shown.any(dim=-1).all())
+
+
 def _attend(
-    scaling: float, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, weights: list[Tensor] | None
+    scaling: float, query: Tensor, keys: Tensor, values: Tensor, mask: _Mask | None, weights: list[Tensor] | None
 ) -> Tensor:
     """Attend by queries [B, H, Q, d_k] and return [B, H, Q, d_v]; keep the weights [B, H, Q, C] if a list is given."""
     if weights is None and not _is_faster_plainly(query, keys):
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+        shown = None if mask is None else mask.shown
+        return scaled_dot_product_attention(query, keys, values, attn_mask=shown, scale=scaling)
     scores = (query * scaling @ keys.transpose(-1, -2)).float()
-    if mask is None:
-        probabilities = scores.softmax(dim=-1)
-    else:
-        hidden = ~mask
-        scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        probabilities = scores.softmax(dim=-1).masked_fill_(hidden, 0.0)
+    if mask is not None:
+        scores.masked_fill_(mask.hidden, torch.finfo(scores.dtype).min)
+    probabilities = scores.softmax(dim=-1)
+    if mask is not None and not mask.never_empty:
+        probabilities.masked_fill_(mask.hidden, 0.0)
     if weights is not None:
         weights.append(probabilities)
     return probabilities.to(values.dtype) @ values

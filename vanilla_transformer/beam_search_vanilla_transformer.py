@@ -2,13 +2,15 @@
 
 What makes it quick: keys and values of the source are computed once a sentence and attended to by all its beams as
 queries; so are those of the target, of which none is ever moved when beams change places, as each beam knows which are
-its own (a mask); finished sentences leave the batch; candidates come from the largest logits and one log-sum-exp.
+its own (a mask); finished sentences leave the batch; candidates come from the logits and one log-sum-exp, found by
+blocks of the vocabulary for all beams of a sentence together.
 
 Axes: B sentences, K beams, S source tokens, C cache slots, L layers, H heads, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,10 @@ import torch
 from torch import Tensor
 
 from .beam_decoder_vanilla_transformer import SharedBeamDecoder, StepRecord
+from .projection_vanilla_transformer import Workspace
 
 NEVER = -1.0e9  # the score of what cannot be chosen, as in the library
+_LOG2_E = math.log2(math.e)
 _BLOCK = 32  # elements of a vocabulary looked at together
 
 
@@ -116,6 +120,7 @@ class BeamSearch:
         batch, beams, device = prompt.shape[0], options.num_beams, prompt.device
         steps = int(options.caps.max())
         self.decoder = SharedBeamDecoder(model, encoder_states, attention_mask, beams, self.prompt_length, steps)
+        self.workspace = Workspace()
         self.rows = torch.arange(batch, device=device)  # which sentence each row is; finished ones leave
         self.caps = options.caps.to(device)
         shape = (batch, beams, self.prompt_length + steps)
@@ -191,26 +196,22 @@ class BeamSearch:
 
     def _best_candidates(self, logits: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Scores, parent beams and tokens of the best continuations, each [B, C], the best first."""
-        options, vocab_size = self.options, logits.shape[-1]
-        count = min(self.candidates, vocab_size)
+        options, beams, vocab_size = self.options, self.options.num_beams, logits.shape[-1]
         if options.output_logits:
-            self.all_logits.append(logits.expand(-1, options.num_beams, -1).flatten(0, 1).clone())
+            self.all_logits.append(logits.expand(-1, beams, -1).flatten(0, 1).clone())
         if options.logits_processor or options.output_scores:
-            log_probabilities = logits.log_softmax(dim=-1).expand(-1, options.num_beams, -1).flatten(0, 1)
+            log_probabilities = logits.log_softmax(dim=-1).expand(-1, beams, -1).flatten(0, 1)
             if options.logits_processor:
                 so_far = self.running[:, :, : self.prompt_length + length - 1].flatten(0, 1)
                 log_probabilities = options.logits_processor(so_far, log_probabilities)
             if options.output_scores:
                 self.all_scores.append(log_probabilities.clone())
-            values, tokens = largest(log_probabilities.view(-1, options.num_beams, vocab_size), count)
+            scores = log_probabilities.view(-1, beams, vocab_size) + self.running_scores[:, :, None]
         else:
-            values, tokens = largest(logits, count)
-            maximum = values[..., :1].clone()  # in place from here on: a copy of all logits would cost as much again
-            values -= maximum + logits.sub_(maximum).exp_().sum(dim=-1, keepdim=True).log()
-        values = (values + self.running_scores[:, :, None]).flatten(1)
-        tokens = tokens.expand(-1, options.num_beams, -1)
-        scores, places = values.topk(min(self.candidates, values.shape[1]), dim=-1)
-        return scores, places // count, tokens.flatten(1).gather(1, places)
+            before = self.running_scores[:, :, None] - log_sum_exp(logits, self.workspace)
+            scores = logits.add_(before) if logits.shape[1] == beams else logits + before
+        scores, places = largest(scores.flatten(1), min(self.candidates, beams * vocab_size))
+        return scores, places // vocab_size, places % vocab_size
 
     def _advance(self, scores: Tensor, parents: Tensor, tokens: Tensor, length: int) -> None:
         """Sort the candidates into finished hypotheses and running ones, and see which sentences are done."""
@@ -275,7 +276,17 @@ class BeamSearch:
         if self.prompt_mask is not None:
             self.prompt_mask = self.prompt_mask[keep]
         if len(keep):
-            self.decoder.keep(keep, self.prompt_length + (length - 1) * self.options.num_beams)
+            self.decoder.keep(keep)
+
+
+def log_sum_exp(values: Tensor, workspace: Workspace) -> Tensor:
+    """Return the logarithm of the sum of exponentials over the last axis [..., 1].
+
+    With powers of two, which cost a third of those of e on a CPU (torch 2.13).
+    """
+    maximum = values.amax(dim=-1, keepdim=True)
+    powers = torch.sub(values, maximum, out=workspace.of(values.shape, values)).mul_(_LOG2_E).exp2_()
+    return maximum + powers.sum(dim=-1, keepdim=True).log()
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,11 @@
-"""Linear layers for inference: several of the same input as one matrix product, with packed weights on a CPU."""
+"""Linear layers for inference: several of the same input as one matrix product, with packed weights on a CPU.
+
+And memory that is used again at each step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +58,20 @@ class Projection:
             outputs = [layer(states) for layer in self.layers]
             output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return output if self.activation is None else self.activation(output)
+
+
+class Workspace:
+    """Memory for one tensor after another: what is asked for afresh at each step costs its first touch each time."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def of(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor of this shape, with the device and type of `like`; the one given before is overwritten."""
+        size = math.prod(shape)
+        if self.memory is None or self.memory.numel() < size:
+            self.memory = like.new_empty(size, dtype=dtype)
+        return self.memory[:size].view(shape)
 
 
 def _can_pack(weight: Tensor) -> bool:

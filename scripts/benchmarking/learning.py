@@ -111,8 +111,8 @@ def benchmark(
     tokenizer: Any,
     *,
     minutes: float,
+    learning_rate: float,
     tokens_per_batch: int = 1024,
-    learning_rate: float = 2e-3,
     points: int = 8,
     bf16: bool = False,
     contenders: tuple[str, ...] = (OURS, RANDOM, GROUPED),
@@ -126,8 +126,8 @@ def benchmark(
         validation: Source and reference sentences.
         tokenizer: The tokenizer of all.
         minutes: Training time of each, evaluations apart (see the module).
-        tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
         learning_rate: Peak rate.
+        tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
         points: Evaluations.
         bf16: Mixed precision, for all.
         contenders: Who takes part.
