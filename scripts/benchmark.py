@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ def main() -> None:
     (arguments,) = parse(sys.argv[2:] if command else sys.argv[1:], __doc__, [BenchmarkArguments])
     with clear_errors():
         prepare(arguments)
-    bench = Benchmark(arguments)
+    bench = Benchmark(arguments, brief=command == "all")
     for name in ("train", "loss", "decode", "load", "growth") if command == "all" else (command,):
         start = time.perf_counter()
         getattr(bench, str(name))()
@@ -123,12 +124,20 @@ def prepare(arguments: Any) -> None:
 
 
 class Benchmark:
-    """The commands, with the machine and the results so far."""
+    """The commands, with the machine and the results so far.
 
-    def __init__(self, arguments: Any) -> None:
+    Args:
+        arguments: `BenchmarkArguments`.
+        brief: Keep to what is needed, so that all commands together end within half an hour on two cores: an update a
+            round, of 2,048 tokens at base size, no further round after 100 seconds, training memory with the largest
+            vocabulary only.
+    """
+
+    def __init__(self, arguments: Any, brief: bool = False) -> None:
         from benchmarking import machine
 
-        self.arguments = arguments
+        self.arguments, self.brief = arguments, brief
+        self.seconds = 100.0 if brief else math.inf
         self.machine = machine.describe(arguments.device)
         self.results: dict[str, Any] = {"machine": self.machine}
         print(machine.machine_line(self.machine) + "\n", flush=True)
@@ -154,7 +163,13 @@ class Benchmark:
             contenders = tuple(name for name in contenders if name != training.JOEYNMT)
             print(f"JoeyNMT takes no part: {why}.\n")
         for size in self._sizes("small", "base"):
-            for vocab_size in arguments.vocab_size or (8_000, 37_000):
+            tokens = (
+                min(arguments.tokens_per_update, 2048)
+                if self.brief and size == "base"
+                else arguments.tokens_per_update
+            )
+            vocab_sizes = arguments.vocab_size or [8_000, 37_000]
+            for vocab_size in vocab_sizes:
                 if arguments.data:
                     dataset, tokenizer = corpus_pairs(arguments.data, vocab_size, 40_000)
                     what = f"{len(dataset):,} pairs of {arguments.data[0]}"
@@ -166,17 +181,19 @@ class Benchmark:
                     workload,
                     dataset,
                     tokenizer,
-                    tokens_per_update=arguments.tokens_per_update,
-                    updates=arguments.updates,
+                    tokens_per_update=tokens,
+                    updates=1 if self.brief else arguments.updates,
                     rounds=arguments.rounds,
                     device=arguments.device,
                     gemm=gemm,
                     precisions=precisions,
                     contenders=contenders,
-                    with_memory=not arguments.no_memory,
+                    with_memory=not arguments.no_memory and not (self.brief and vocab_size < max(vocab_sizes)),
+                    memory_tokens=arguments.tokens_per_update,
+                    seconds=self.seconds,
                 )
                 self.results.setdefault("train", []).extend(rows)
-                print(f"Training, {workload}, {what}, {arguments.tokens_per_update:,} real target tokens an update\n")
+                print(f"Training, {workload}, {what}, {tokens:,} real target tokens an update\n")
                 print(report.training_table(rows), flush=True)
                 print()
 
@@ -223,7 +240,7 @@ class Benchmark:
         with_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None and arguments.device == "cpu"
         if not with_ctranslate2:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
-        common = {"rounds": arguments.rounds, "device": arguments.device}
+        common = {"rounds": arguments.rounds, "device": arguments.device, "seconds": self.seconds}
         model, task, score, what = self._trained_model()
         found = decoding.decoders(model, task, arguments.threads, with_ctranslate2=with_ctranslate2)
         rows = decoding.benchmark(found, task, score=score, **common)
@@ -237,7 +254,7 @@ class Benchmark:
         print(report.table(["contender", "ms a sentence", "ours fp32 is"], cells), flush=True)
         for size in self._sizes("base"):
             workload = Workload(size, 8_000)
-            sources = list(generated_pairs(workload.vocab_size, 256)["input_ids"])
+            sources = list(generated_pairs(workload.vocab_size, 128 if self.brief else 256)["input_ids"])
             forced = decoding.Task(sources, arguments.num_beams, 20, PAD, EOS)
             model = workload.ours().eval().to(arguments.device)
             found = decoding.decoders(model, forced, arguments.threads, with_ctranslate2=with_ctranslate2)

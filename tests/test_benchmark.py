@@ -71,6 +71,31 @@ def test_contenders_take_turns_and_ratios_are_taken_within_a_round():
     assert machine.paired_ratio(results["b"], results["a"]) == 2.0  # of 2, 3 and 2; the ratio of the medians too
 
 
+def test_no_round_begins_after_the_time_but_one_is_always_run(monkeypatch):
+    clock = itertools.count(0.0, 10.0)  # a look at it takes ten seconds
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    assert machine.alternate({"a": lambda: 1.0}, 9, 25.0) == {"a": [1.0] * 3}
+    assert machine.alternate({"a": lambda: 1.0}, 9, 0.0) == {"a": [1.0]}
+
+
+def test_all_commands_together_are_brief(monkeypatch):
+    seen = []
+    monkeypatch.setattr(training, "benchmark", lambda workload, *_, **options: seen.append((workload, options)) or [])
+    monkeypatch.setattr(workload, "generated_pairs", lambda vocab_size, count: None)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "train"])
+    (arguments,) = benchmark.parse([], "", [benchmark.BenchmarkArguments])
+    benchmark.Benchmark(arguments, brief=True).train()
+    assert [(made.size, made.vocab_size) for made, _ in seen] == [
+        *(("small", 8_000), ("small", 37_000)),
+        *(("base", 8_000), ("base", 37_000)),
+    ]
+    assert [options["tokens_per_update"] for _, options in seen] == [4096, 4096, 2048, 2048]
+    assert [options["with_memory"] for _, options in seen] == [False, True, False, True]
+    assert {(options["updates"], options["memory_tokens"], options["seconds"]) for _, options in seen} == {
+        (1, 4096, 100.0)
+    }
+
+
 def test_generated_pairs_have_the_lengths_of_captions_and_repeat():
     pairs = workload.generated_pairs(500, 3000)
     for column, mean in (("input_ids", 14.5), ("labels", 15.8)):
@@ -96,7 +121,8 @@ def test_a_process_knows_its_own_peak():
 def test_the_peers_learn_what_ours_learns():
     # All see the same loss at the start, that of a uniform guess with smoothing, whatever its reduction.
     size = workload.Workload("tiny", 50)
-    source, labels = torch.randint(3, 50, (2, 5)), torch.randint(3, 50, (2, 6))
+    torch.manual_seed(0)
+    source, labels = torch.randint(3, 50, (40, 5)), torch.randint(3, 50, (40, 6))
     ours = size.ours().train()(source, labels=labels).loss.item()
     plain = training.PlainTransformer(size).train()(source, labels).item() / labels.numel()
     assert ours == pytest.approx(math.log(50), rel=0.25)

@@ -8,6 +8,7 @@ token by token.
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -154,6 +155,7 @@ def benchmark(
     rounds: int,
     device: str = "cpu",
     score: Callable[[Sentences], float] | None = None,
+    seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Return a row a contender: best batch size, seconds, ratio, same translations as ours in fp32, and BLEU.
 
@@ -163,19 +165,20 @@ def benchmark(
         rounds: Rounds; each contender decodes all sentences once in each.
         device: Where: it decides which batch sizes are tried.
         score: BLEU of translations, if there are references.
+        seconds: No further round begins after so many.
     """
     some = task.sources[:: max(1, len(task.sources) // 256)]
     batch: dict[str, int] = {}
     for name, decode in found.items():
         decode(some[:16], 16)
         sizes = [size for size in BATCH_SIZES[device.partition(":")[0]] if size <= len(some)] or [len(some)]
-        seconds = {size: machine.timed_once(partial(decode, some, size)) for size in sizes}
-        batch[name] = min(seconds, key=lambda size: seconds[size])
+        trials = {size: machine.timed_once(partial(decode, some, size)) for size in sizes}
+        batch[name] = min(trials, key=lambda size: trials[size])
     outputs = {name: decode(task.sources, batch[name]) for name, decode in found.items()}
     runs = {
         name: partial(machine.timed_once, partial(decode, task.sources, batch[name])) for name, decode in found.items()
     }
-    results = machine.alternate(runs, rounds)
+    results = machine.alternate(runs, rounds, seconds)
     tokens = sum(map(len, outputs[OURS])) + len(task.sources)
     return [
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import platform
@@ -91,14 +92,20 @@ def timings(function: Callable[[], Any], repetitions: int, device: str = "cpu") 
     return results
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def alternate(
+    runs: Mapping[str, Callable[[], float]], rounds: int, seconds: float = math.inf
+) -> dict[str, list[float]]:
     """Call each of `runs` once a round, the first one another each round, and return what each gave.
 
-    What slows the machine down for a while so meets all of them, and ratios are taken within a round.
+    What slows the machine down for a while so meets all of them, and ratios are taken within a round. No further round
+    begins once so many seconds have passed.
     """
     names = list(runs)
     results: dict[str, list[float]] = {name: [] for name in runs}
+    start = time.perf_counter()
     for number in range(rounds):
+        if number and time.perf_counter() - start > seconds:
+            break
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             results[name].append(runs[name]())

@@ -412,6 +412,8 @@ def benchmark(
     contenders: Sequence[str] = (OURS, RANDOM, GROUPED, TORCH_NN),
     precisions: Sequence[bool] = (False, True),
     with_memory: bool = True,
+    memory_tokens: int | None = None,
+    seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Return a row a contender: settings, tokens a second, share of the matrix product's rate, ratio, memory.
 
@@ -427,13 +429,13 @@ def benchmark(
         contenders: Who takes part; the first is what the others are compared with.
         precisions: Whether bf16 may be chosen, fp32, or both.
         with_memory: Measure memory too, each in a process of its own, with an update in one forward batch.
+        memory_tokens: Real target tokens of that update, if not the same.
+        seconds: No further round begins after so many.
     """
     bench = TrainingBench(workload, dataset, tokenizer, device)
     chosen = {name: best_settings(bench, name, tokens_per_update, precisions) for name in contenders}
     runs = {name: bench.make(name, settings) for name, settings in chosen.items()}
-    for run in runs.values():
-        run(1)
-    results = machine.alternate({name: functools.partial(run, updates) for name, run in runs.items()}, rounds)
+    results = machine.alternate({name: functools.partial(run, updates) for name, run in runs.items()}, rounds, seconds)
     flops = bench.flops_per_token()
     pairs = dataset.select(range(min(len(dataset), 4000))).to_dict()
     rows = []
@@ -449,8 +451,8 @@ def benchmark(
             "ours_over_this": machine.paired_ratio(results[contenders[0]], results[name]),
         }
         if with_memory:
-            size = bench.whole_batch(name, tokens_per_update)
-            one_batch = Settings(size, settings.bf16, tokens_per_update)
+            tokens = memory_tokens or tokens_per_update
+            one_batch = Settings(bench.whole_batch(name, tokens), settings.bf16, tokens)
             row["memory"] = machine.in_own_process(peak_memory_of, workload, name, one_batch, pairs, device)
         rows.append(row)
     return rows
