@@ -12,6 +12,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import vanilla_transformer as vt
 from vanilla_transformer import beam_decoder_vanilla_transformer as beam_decoder
+from vanilla_transformer import beam_search_vanilla_transformer as beam_search
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.beam_search_vanilla_transformer import largest, log_sum_exp
 from vanilla_transformer.projection_vanilla_transformer import Workspace
@@ -408,3 +409,30 @@ def test_slots_made_room_for_change_nothing(monkeypatch, dtype):
     assert dtype == torch.bfloat16 or torch.equal(found.sequences, expected.sequences)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2  # other sums of what is rounded to 16 bits
     torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("padded_prompt", [False, True])
+def test_clearing_the_cache_changes_nothing(monkeypatch, padded_prompt):
+    # Against a search that never drops a slot; here one is dropped after each step that leaves any behind.
+    model = make_model(vocab_size=50)
+    given = {"input_ids": torch.randint(4, 50, (3, 7))}
+    if padded_prompt:
+        given["decoder_input_ids"] = torch.tensor([[0, 2, 5], [2, 9, 8], [0, 0, 2]])
+        given["decoder_attention_mask"] = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 1]])
+    options = dictionary(num_beams=3, num_return_sequences=3, max_new_tokens=30, output_attentions=True)
+    kept = []
+    keep_slots = beam_decoder.SharedBeamDecoder.keep_slots
+    monkeypatch.setattr(
+        beam_decoder.SharedBeamDecoder, "keep_slots", lambda self, slots: kept.append(slots) or keep_slots(self, slots)
+    )
+    monkeypatch.setattr(beam_search, "_STEPS_BETWEEN_CLEARING", 1)
+    monkeypatch.setattr(beam_search, "_MOST_IN_USE", 1.0)
+    found = model.generate(**given, **options)
+    assert len(kept) > 20
+    monkeypatch.setattr(beam_search, "_STEPS_BETWEEN_CLEARING", 1000)
+    expected = model.generate(**given, **options)
+    assert_same(found, expected)
+    assert len(found.decoder_attentions) == len(expected.decoder_attentions)
+    for step, other in zip(found.decoder_attentions, expected.decoder_attentions, strict=True):
+        for mine, its in zip(step, other, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)

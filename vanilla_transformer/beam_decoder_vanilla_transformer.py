@@ -118,6 +118,14 @@ class SharedBeamDecoder:
         self.sources = [(keys[rows], values[rows]) for keys, values in self.sources]
         self.targets = [(keys[rows], values[rows]) for keys, values in self.targets]
 
+    def keep_slots(self, slots: Tensor) -> None:
+        """Go on with these slots [B, C] of each sentence only, which become the first."""
+        sentences = torch.arange(len(slots), device=slots.device)[:, None, None]
+        heads = torch.arange(self.targets[0][0].shape[1], device=slots.device)[:, None]
+        places = (sentences, heads, slots[:, None])
+        self.targets = [(keys[places], values[places]) for keys, values in self.targets]
+        self.room = slots.shape[1]
+
     def _make_room(self, slots: int) -> None:
         """Make room for the keys and values of so many slots, and of some more, for the steps to come."""
         if slots <= self.room:

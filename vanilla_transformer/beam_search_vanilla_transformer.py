@@ -22,6 +22,8 @@ from .projection_vanilla_transformer import Workspace
 
 NEVER = -1.0e9  # the score of what cannot be chosen, as in the library
 _LOG2_E = math.log2(math.e)
+_STEPS_BETWEEN_CLEARING = 8  # of the cache
+_MOST_IN_USE = 0.6  # of the cache, where it pays to clear it
 _BLOCK = 32  # elements of a vocabulary looked at together
 
 
@@ -134,10 +136,8 @@ class BeamSearch:
         self.scores = torch.full((batch, beams), NEVER, device=device)
         self.is_finished = torch.zeros(batch, beams, dtype=torch.bool, device=device)
         self.is_done = torch.zeros(batch, dtype=torch.bool, device=device)
-        self.mine = torch.zeros(
-            batch, beams, self.decoder.num_slots, dtype=torch.bool, device=device
-        )  # slots of each beam's tokens
-        self.mine[:, :, : self.prompt_length] = True
+        # Which slots of the decoder's cache hold each beam's tokens [B, K, C].
+        self.mine = torch.ones(batch, beams, self.prompt_length, dtype=torch.bool, device=device)
         self.prompt_mask = prompt_mask if prompt_mask is None or not bool(prompt_mask.all()) else None
         self.results = [self.finished.clone(), self.scores.clone(), self.finished_origins.clone()]
         width = max(2, 1 + (0 if options.eos_token_ids is None else len(options.eos_token_ids)))
@@ -159,7 +159,9 @@ class BeamSearch:
             length += 1
             scores, parents, tokens = self._best_candidates(logits, length)
             self._advance(scores, parents, tokens, length)
-            self._let_go(length)
+            self._let_go()
+            if len(self.rows) and length % _STEPS_BETWEEN_CLEARING == 0:
+                self._clear_slots()
         tokens, scores, origins = (result[:, : self.options.num_return_sequences] for result in self.results)
         steps = int((origins >= 0).sum(dim=-1).max())
         return tokens[:, :, : self.prompt_length + steps], scores, origins[:, :, :steps]
@@ -168,16 +170,15 @@ class BeamSearch:
         """The logits [B, K, V] of the token after `length` generated ones; [B, 1, V] of the first."""
         beams, start = self.options.num_beams, self.prompt_length
         if length == 0:
-            own = self.mine[:, :1, :start].expand(-1, start, -1).tril()
+            own = self.mine[:, :1].expand(-1, start, -1).tril()
             logits = self.decoder.step(
                 self.running[:, 0, :start], 0, 0, self._without_padding(own), self.prompt_mask, self.record
             )
             logits = logits[:, -1:]  # the same for all beams
         else:
-            slot = start + (length - 1) * beams
-            self.mine[:, :, slot : slot + beams] = torch.eye(beams, dtype=torch.bool, device=self.rows.device)
-            own = self.mine[:, :, : slot + beams]
-            position = start + length - 1
+            slot, position = self.mine.shape[-1], start + length - 1
+            new = torch.eye(beams, dtype=torch.bool, device=self.mine.device).expand(len(self.mine), -1, -1)
+            own = self.mine = torch.cat((self.mine, new), dim=-1)
             tokens = self.running[:, :, position]
             logits = self.decoder.step(
                 tokens, position, slot, self._without_padding(own), self.prompt_mask, self.record
@@ -259,7 +260,17 @@ class BeamSearch:
         worst = self.scores[:, wanted - 1].masked_fill(~self.is_finished[:, :wanted].all(dim=-1), NEVER)
         return ranking.best_reachable(self.running_scores[:, 0], length, self.caps) <= worst
 
-    def _let_go(self, length: int) -> None:
+    def _clear_slots(self) -> None:
+        """Drop the slots of tokens that no running hypothesis descends from any more, if they are many."""
+        used = self.mine.any(dim=1)
+        most = int(used.sum(dim=-1).max())
+        if most > _MOST_IN_USE * used.shape[-1]:
+            return
+        slots = used.int().argsort(dim=-1, descending=True, stable=True)[:, :most]  # those in use, in their order
+        self.mine = self.mine.gather(2, slots[:, None].expand(-1, self.mine.shape[1], -1))
+        self.decoder.keep_slots(slots)
+
+    def _let_go(self) -> None:
         """Write down the sentences that are done, and go on with the others, once it pays to move what is kept."""
         done, count = self.is_done, len(self.rows)
         finished = int(done.sum())
