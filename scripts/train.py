@@ -430,10 +430,9 @@ def final_model(run: Any, training: Any, trainer: Any) -> Any:
         if trainer.is_fsdp_enabled:  # what is in memory is sharded
             return AutoModelForSeq2SeqLM.from_pretrained(training.output_dir).to(training.device)
         return trainer.accelerator.unwrap_model(trainer.model)
-    from vanilla_transformer.averaging import average_checkpoints, last_checkpoints
-    from vanilla_transformer.checkpointing import checkpoints_of
+    from vanilla_transformer.averaging import average_checkpoints, averageable_checkpoints, last_checkpoints
 
-    count = min(run.average_last, len(checkpoints_of(training.output_dir)))
+    count = min(run.average_last, len(averageable_checkpoints(training.output_dir)))
     if count < run.average_last:
         logger.warning("There are %d checkpoints, not %d: those are averaged.", count, run.average_last)
         run.average_last = count  # for the model card

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tiny_models import SHARING, TINY, batch, randomise
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 import vanilla_transformer as vt
 from vanilla_transformer.averaging import (
@@ -19,6 +19,7 @@ from vanilla_transformer.averaging import (
     best_checkpoints,
     last_checkpoints,
 )
+from vanilla_transformer.checkpointing import mark_complete
 
 
 def make_model(**fields):
@@ -121,6 +122,22 @@ def test_the_last_and_the_best_are_found(tmp_path):
     assert best_checkpoints(tmp_path, 2, "bleu", greater_is_better=False) == [folders[10], folders[100]]
 
 
+def test_a_checkpoint_that_was_cut_off_is_not_averaged(tmp_path, caplog):
+    folders = write_run(tmp_path, (1, 2, 3, 4), scores={1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+    for folder in folders[:3]:
+        mark_complete(folder)
+    (folders[0] / "optimizer.pt").unlink()  # as one does for its size
+    (folders[3] / "trainer_state.json").unlink()
+    assert last_checkpoints(tmp_path, 3) == folders[:3]
+    assert best_checkpoints(tmp_path, 2, "bleu") == folders[1:3]
+    assert "checkpoint-4 is left out: it has no complete.json" in caplog.text
+    with pytest.raises(ValueError, match=r"4 checkpoints were asked for, .* has 3"):
+        last_checkpoints(tmp_path, 4)
+    (folders[2] / "trainer_state.json").unlink()
+    with pytest.raises(ValueError, match=r"trainer_state.json, where the values of 'bleu' stand, is gone"):
+        best_checkpoints(tmp_path, 2, "bleu")
+
+
 def test_what_cannot_be_averaged_is_named_and_nothing_is_written(tmp_path):
     first, second = write_run(tmp_path, (1, 2), scores={1: 1.0})
     (wide,) = write_run(tmp_path / "wide", (1,), d_model=32)
@@ -188,6 +205,7 @@ def train(folder, callback, *, max_steps, resume=False):
         output_dir=str(folder), max_steps=max_steps, save_steps=2, per_device_train_batch_size=2, learning_rate=0.01,
         report_to="none", use_cpu=True, disable_tqdm=True, lr_scheduler_type="constant", seed=1,
     )  # fmt: skip
+    arguments.resume_from_checkpoint = resume if isinstance(resume, str) else None
     trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[callback])
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer.model
@@ -208,8 +226,21 @@ def test_the_moving_average_is_that_of_its_formula_and_resumes(tmp_path):
     train(tmp_path / "parts", ExponentialMovingAverageCallback(decay), max_steps=4)
     train(tmp_path / "parts", ExponentialMovingAverageCallback(decay), max_steps=6, resume=True)
     resumed = load_file(tmp_path / "parts" / "ema" / "model.safetensors")
+    # And from a folder of another run, by its name.
+    train(
+        tmp_path / "other", ExponentialMovingAverageCallback(decay), max_steps=6,
+        resume=str(tmp_path / "parts" / "checkpoint-4"),
+    )  # fmt: skip
+    elsewhere = load_file(tmp_path / "other" / "ema" / "model.safetensors")
     for name, array in load_file(tmp_path / "whole" / "ema" / "model.safetensors").items():
         assert np.array_equal(array, resumed[name]), name
+        assert np.array_equal(array, elsewhere[name]), name
+
+
+def test_a_resumed_run_without_an_average_says_so(tmp_path, caplog):
+    train(tmp_path, TrainerCallback(), max_steps=4)
+    train(tmp_path, ExponentialMovingAverageCallback(0.7), max_steps=6, resume=True)
+    assert "The moving average begins with the weights as they are" in caplog.text
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 1.5])

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from vanilla_transformer.checkpointing import (
     last_complete_checkpoint,
     mark_complete,
     what_is_missing,
+    whole_checkpoints,
 )
 
 
@@ -110,7 +112,7 @@ def test_the_best_checkpoint_of_a_moved_run_is_found(tmp_path):
 
 def test_the_callback_marks_what_was_saved_and_unmarks_what_is_written_over(tmp_path):
     folder = write(tmp_path, 5, complete=False)
-    args = SimpleNamespace(output_dir=str(tmp_path), save_on_each_node=False)
+    args = SimpleNamespace(output_dir=str(tmp_path), save_on_each_node=False, save_strategy="steps")
     state = SimpleNamespace(global_step=5, is_world_process_zero=True, is_local_process_zero=True)
     callback = CompleteCheckpointCallback()
     callback.on_save(args, state, None)
@@ -127,3 +129,41 @@ def test_the_callback_marks_what_was_saved_and_unmarks_what_is_written_over(tmp_
     state.is_world_process_zero = False
     callback.on_save(args, state, None)
     assert "no complete.json" in what_is_missing(folder)
+
+
+def test_a_checkpoint_that_is_not_written_over_keeps_its_mark(tmp_path):
+    # A run that went back evaluates where a checkpoint of before stands; with the strategy "best" it may write there.
+    folder = write(tmp_path, 5)
+    mark = (folder / MARKER_FILE).read_text()
+    state = SimpleNamespace(global_step=5, is_world_process_zero=True, is_local_process_zero=True)
+    evaluates = SimpleNamespace(should_save=False, should_evaluate=True)
+    callback = CompleteCheckpointCallback()
+    args = SimpleNamespace(output_dir=str(tmp_path), save_on_each_node=False, save_strategy="steps")
+    callback.on_step_end(args, state, evaluates)
+    assert what_is_missing(folder) is None
+    args.save_strategy = "best"
+    for go_on in (callback.on_step_begin, callback.on_train_end):
+        callback.on_step_end(args, state, evaluates)
+        assert "no complete.json" in what_is_missing(folder)
+        go_on(args, state, None)
+        assert (folder / MARKER_FILE).read_text() == mark
+    callback.on_step_end(args, state, evaluates)
+    (folder / "model.safetensors").write_bytes(b"half")
+    callback.on_save(args, state, None)
+    callback.on_step_begin(args, state, None)
+    assert json.loads((folder / MARKER_FILE).read_text())["files"]["model.safetensors"] == 4
+
+
+def test_whole_checkpoints_leave_out_what_was_cut_off(tmp_path, caplog):
+    folders = {step: write(tmp_path, step) for step in (5, 10, 15, 20)}
+    (folders[20] / MARKER_FILE).unlink()
+    (folders[10] / "model.safetensors").write_bytes(b"")
+    (folders[5] / "trainer_state.json").unlink()
+    assert whole_checkpoints(tmp_path) == {15: folders[15]}
+    assert [record.args[0] for record in caplog.records] == [folders[5], folders[10], folders[20]]
+    assert whole_checkpoints(tmp_path, besides=re.compile(r"trainer_state\.json")) == {
+        step: folders[step] for step in (5, 15)
+    }
+    for folder in folders.values():
+        (folder / MARKER_FILE).unlink(missing_ok=True)
+    assert whole_checkpoints(tmp_path) == folders  # another Trainer wrote them

@@ -8,6 +8,7 @@ a running average over the updates instead, which costs a second copy of the wei
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -23,9 +24,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from .checkpointing import checkpoints_of
+from .checkpointing import whole_checkpoints
 from .output_folders import is_free, whole_folder
 from .training_arguments import LOWER_IS_BETTER
+
+logger = logging.getLogger(__name__)
 
 # Fields of config.json that say where a model comes from, not what it is.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
@@ -180,13 +183,17 @@ def best_checkpoints(
         greater_is_better: By default False for a loss, a perplexity and TER, else True.
 
     Raises:
-        ValueError: If `count` is below 1, or fewer checkpoints than that were evaluated by that metric.
+        ValueError: If `count` is below 1, fewer checkpoints than that were evaluated by that metric, or the newest one
+            has lost its trainer_state.json.
     """
     name = metric if metric.startswith("eval_") else f"eval_{metric}"
     if greater_is_better is None:
         greater_is_better = not name.endswith(LOWER_IS_BETTER)
     found = _checkpoints(run_dir, count)
-    log = json.loads((found[max(found)] / "trainer_state.json").read_text("utf-8"))["log_history"]
+    state = found[max(found)] / "trainer_state.json"
+    if not state.is_file():
+        raise ValueError(f"{state}, where the values of {metric!r} stand, is gone: take the last checkpoints instead.")
+    log = json.loads(state.read_text("utf-8"))["log_history"]
     values = {entry["step"]: entry[name] for entry in log if name in entry}
     known = {key.removeprefix("eval_") for entry in log for key in entry if key.startswith("eval_")}
     scored = [step for step in found if step in values and math.isfinite(values[step])]
@@ -199,11 +206,21 @@ def best_checkpoints(
     return [found[step] for step in sorted(best)]
 
 
+def averageable_checkpoints(run_dir: str | Path) -> dict[int, Path]:
+    """Return the checkpoints of a run by the number of the update, but for those that were cut off, which are logged.
+
+    Args:
+        run_dir: The run's output folder, with folders named checkpoint-<update>.
+    """
+    found = whole_checkpoints(run_dir, besides=_RUN_FILES)
+    return {step: path for step, path in found.items() if (path / "config.json").is_file()}
+
+
 def _checkpoints(run_dir: str | Path, count: int) -> dict[int, Path]:
-    """All checkpoints of a run by the number of the update; raise if there are fewer than `count`."""
+    """The checkpoints of a run by the number of the update; raise if there are fewer than `count`."""
     if count < 1:
         raise ValueError(f"At least one checkpoint is needed for an average, got {count}.")
-    found = {step: path for step, path in checkpoints_of(run_dir).items() if (path / "config.json").is_file()}
+    found = averageable_checkpoints(run_dir)
     if len(found) < count:
         there = ", ".join(found[step].name for step in sorted(found)) or "none"
         raise ValueError(
@@ -240,8 +257,13 @@ class ExponentialMovingAverageCallback(TrainerCallback):
         if any(type(parameter.data) is not torch.Tensor for parameter in model.parameters()):
             raise ValueError("A moving average needs whole weights on each process; these are sharded.")
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
-        saved = Path(args.output_dir, f"checkpoint-{state.global_step}", self.FOLDER)
-        if state.global_step and saved.is_dir():
+        if not state.global_step:
+            return
+        named = Path(str(args.resume_from_checkpoint or ""), self.FOLDER)
+        saved = named if named.is_dir() else Path(args.output_dir, f"checkpoint-{state.global_step}", self.FOLDER)
+        if not saved.is_dir():
+            logger.warning("The moving average begins with the weights as they are: there is none in %s.", saved)
+        else:
             loaded = type(model).from_pretrained(saved, dtype=torch.float32)
             self.average.module.load_state_dict(loaded.state_dict())
             self.average.n_averaged.fill_(state.global_step)

@@ -13,11 +13,13 @@ import json
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,11 @@ class CompleteCheckpointCallback(TrainerCallback):
     `VanillaTransformerTrainer` has it by itself; add it to the callbacks of another Trainer, as the last one.
     """
 
+    def __init__(self) -> None:
+        self.taken: tuple[Path, str] | None = (
+            None  # the mark of a checkpoint that may be written over, and what it says
+        )
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the best checkpoint of a run whose folder was moved since."""
         if state.best_model_checkpoint and not Path(state.best_model_checkpoint).is_dir():
@@ -41,8 +48,12 @@ class CompleteCheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the mark from a checkpoint that may be written over now: a run went back and comes by once more."""
-        if control.should_save or control.should_evaluate:
-            _folder(args, state).joinpath(MARKER_FILE).unlink(missing_ok=True)
+        # Whether the best is saved is known only after the evaluation, and then no callback is asked before it is.
+        if control.should_save or (control.should_evaluate and args.save_strategy == SaveStrategy.BEST):
+            marker = _folder(args, state) / MARKER_FILE
+            with suppress(FileNotFoundError):  # there is none, or another process was quicker
+                self.taken = marker, marker.read_text(encoding="utf-8")
+                marker.unlink()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Likewise where it is saved after each epoch."""
@@ -50,10 +61,21 @@ class CompleteCheckpointCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the checkpoint just written."""
+        self.taken = None
         PartialState().wait_for_everyone()  # each process writes the state of its random numbers
         first = state.is_local_process_zero if args.save_on_each_node else state.is_world_process_zero
         if first:
             mark_complete(_folder(args, state))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give the mark back to a checkpoint that was not written over."""
+        if self.taken is not None and self.taken[0].parent.is_dir():
+            _write_marker(*self.taken)
+        self.taken = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Likewise after the last update."""
+        self.on_step_begin(args, state, control)
 
 
 def _folder(args: Any, state: Any) -> Path:
@@ -63,13 +85,16 @@ def _folder(args: Any, state: Any) -> Path:
 def mark_complete(checkpoint: str | Path) -> None:
     """Write the marker into a checkpoint folder: the names and sizes of all files there."""
     folder = Path(checkpoint)
-    content = json.dumps({"files": _sizes(folder)}, indent=1)
-    scratch = folder / f".{MARKER_FILE}"
+    _write_marker(folder / MARKER_FILE, json.dumps({"files": _sizes(folder)}, indent=1))
+
+
+def _write_marker(marker: Path, content: str) -> None:
+    scratch = marker.with_name(f".{MARKER_FILE}")
     with scratch.open("w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    scratch.replace(folder / MARKER_FILE)  # all of it or nothing
+    scratch.replace(marker)  # all of it or nothing
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -79,11 +104,12 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if Path(name).name.lstrip(".") != MARKER_FILE}
 
 
-def what_is_missing(checkpoint: str | Path) -> str | None:
+def what_is_missing(checkpoint: str | Path, besides: re.Pattern[str] | None = None) -> str | None:
     """Return why a checkpoint is not whole, or None if it is.
 
     Args:
         checkpoint: A folder checkpoint-<update>.
+        besides: Names of files that may be gone.
     """
     folder = Path(checkpoint)
     marker = folder / MARKER_FILE
@@ -92,6 +118,8 @@ def what_is_missing(checkpoint: str | Path) -> str | None:
     wanted = json.loads(marker.read_text(encoding="utf-8"))["files"]
     found = _sizes(folder)
     for name, size in wanted.items():
+        if besides is not None and besides.fullmatch(name):
+            continue
         if name not in found:
             return f"{name} is gone"
         if found[name] != size:
@@ -103,6 +131,25 @@ def checkpoints_of(output_dir: str | Path) -> dict[int, Path]:
     """Return the checkpoint folders of a run by the number of the update, complete or not."""
     matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(output_dir).glob("checkpoint-*"))
     return {int(match[1]): path for match, path in matches if match and path.is_dir()}
+
+
+def whole_checkpoints(output_dir: str | Path, besides: re.Pattern[str] | None = None) -> dict[int, Path]:
+    """Return the complete checkpoints of a run by the number of the update. Those left out are logged.
+
+    Where none has a mark, as of the library's own Trainer, all are taken for complete.
+
+    Args:
+        output_dir: The run's output folder, with folders named checkpoint-<update>.
+        besides: Names of files that may be gone.
+    """
+    found = checkpoints_of(output_dir)
+    if not any((path / MARKER_FILE).is_file() for path in found.values()):
+        return found
+    problems = {step: what_is_missing(path, besides) for step, path in found.items()}
+    for step, problem in sorted(problems.items()):
+        if problem is not None:
+            logger.warning("%s is left out: %s.", found[step], problem)
+    return {step: path for step, path in found.items() if problems[step] is None}
 
 
 def last_complete_checkpoint(output_dir: str | Path) -> Path | None:
