@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import SHARING, SOURCES, TINY, pad, randomise
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import BaseStreamer, StoppingCriteria, StoppingCriteriaList
 
 import vanilla_transformer as vt
 from vanilla_transformer import beam_decoder_vanilla_transformer as beam_decoder
@@ -292,28 +292,87 @@ def test_two_rankings_at_once_are_refused(model):
         model.generate(**sources(), gnmt_alpha=0.6, length_penalty=1.0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"do_sample": True}, {"use_cache": False}, {"cache_implementation": "static"}, {"guidance_scale": 1.5}],
-    ids=lambda options: next(iter(options)),
-)
-def test_other_options_go_to_the_librarys_search_which_is_said(model, monkeypatch, options, caplog):
-    if "guidance_scale" in options:
-        monkeypatch.setattr(generation.GenerationMixin, "generate", lambda *a, **k: torch.tensor([[2, 1]] * 5))
+OTHERS = {  # for each option a value that our search does not do
+    **dict.fromkeys(("do_sample", "low_memory", "synced_gpus", "token_healing"), True),
+    **dict.fromkeys(("num_beam_groups", "guidance_scale", "prompt_lookup_num_tokens", "prefill_chunk_size"), 2),
+    **dict.fromkeys(("penalty_alpha", "assistant_model", "cache", "past_key_values", "decoder_inputs_embeds"), 0.5),
+    **dict.fromkeys(("dola_layers", "cache_implementation", "stop_strings", "streamer", "speculation_type"), "static"),
+    "constraints": [[5]],
+    "force_words_ids": [[5]],
+    "use_cache": False,
+    "use_mtp": True,
+    "assistant_early_exit": 1,
+}
+
+
+@pytest.mark.parametrize("option", sorted(OTHERS))
+def test_other_options_go_to_the_librarys_search_which_is_said(model, monkeypatch, option, caplog):
+    if option not in generation._neutral_values():
+        pytest.skip("this release does not have it")
+    given = []
+
+    def library(self, *arguments, **options):
+        given.append(options)
+        return torch.tensor([[2, 1]] * 5)
+
+    monkeypatch.setattr(generation.GenerationMixin, "generate", library)
     generation.logger.warning_once.cache_clear()
-    monkeypatch.setattr(generation, "BeamSearch", lambda *args: pytest.fail("our search was called"))
-    with caplog.at_level(logging.WARNING):
-        monkeypatch.setattr(generation.logger, "propagate", True, raising=False)
-        logging.getLogger("transformers").propagate = True
-        model.generate(**sources(), max_new_tokens=3, **options)
-    logging.getLogger("transformers").propagate = False
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model.generate(**sources(), max_new_tokens=3, **{option: OTHERS[option]})
+    assert "custom_generate" not in given[0]
+    assert given[0][option] == OTHERS[option]
     assert "ranks by length_penalty" in caplog.text
 
 
-def test_every_option_that_is_left_to_the_library_is_one_of_the_library(model):
-    known = {*vars(GenerationConfig()), "assistant_model", "synced_gpus", "cache", "past_key_values"}
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_the_librarys_search_is_really_the_librarys(model, monkeypatch, options):
+    monkeypatch.setattr(generation, "BeamSearch", lambda *args: pytest.fail("our search was called"))
+    assert len(model.generate(**sources(), max_new_tokens=3, **options)) == 5
+
+
+@pytest.mark.parametrize("state", ["training", "split over devices"])
+def test_a_model_in_another_state_goes_to_the_librarys_search(state, monkeypatch):
+    model = make_model()
+    assert model._searches_itself([{}])
+    assert model._searches_itself([{"token_healing": False, "do_sample": False, "guidance_scale": 1.0}])
+    if state == "training":
+        model.train()
+    else:
+        model.hf_device_map = {"model.encoder": "cpu", "model.decoder": "disk"}
+    assert not model._searches_itself([{}])
+
+
+def test_every_option_of_the_library_is_known_or_left_to_it():
+    of_the_library = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    left = generation._neutral_values().keys()
+    assert not left & generation.SUPPORTED
+    assert of_the_library <= left | generation.SUPPORTED
+    assert left <= OTHERS.keys()  # a new one of a new release: is it one of ours?
+    known = of_the_library | {"assistant_model", "synced_gpus", "cache", "past_key_values", "streamer"}
     known |= {"decoder_inputs_embeds", "constraints", "force_words_ids", "num_beam_groups"}  # gone in some releases
-    assert set(generation.UNSUPPORTED) <= known
+    known |= {"gnmt_alpha", "max_length_offset"}
+    known |= {"assistant_ensemble_weight", "max_cache_len", "continuous_batching_config"}  # newer ones
+    assert set(generation.UNSUPPORTED) | generation.SUPPORTED <= known
+
+
+def test_a_streamer_gets_the_tokens_of_a_greedy_search_and_beams_refuse_it(model):
+    class Streamer(BaseStreamer):
+        def __init__(self):
+            self.tokens, self.ended = [], False
+
+        def put(self, value):
+            self.tokens += value.reshape(-1).tolist()
+
+        def end(self):
+            self.ended = True
+
+    streamer = Streamer()
+    given = {name: tensor[:1] for name, tensor in sources().items()}
+    output = model.generate(**given, num_beams=1, streamer=streamer, max_new_tokens=9)
+    assert streamer.ended
+    assert streamer.tokens == output[0].tolist()
+    with pytest.raises(ValueError, match=r"streamer.*cannot be used with beam search"):
+        model.generate(**given, streamer=Streamer(), max_new_tokens=9)
 
 
 def test_a_search_of_ones_own_is_left_alone(model):

@@ -7,10 +7,19 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from safetensors import SafetensorError
+from tiny_models import TINY
+from transformers import Trainer, TrainerCallback
 
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from vanilla_transformer.checkpointing import (
     MARKER_FILE,
     CompleteCheckpointCallback,
@@ -167,3 +176,36 @@ def test_whole_checkpoints_leave_out_what_was_cut_off(tmp_path, caplog):
     for folder in folders.values():
         (folder / MARKER_FILE).unlink(missing_ok=True)
     assert whole_checkpoints(tmp_path) == folders  # another Trainer wrote them
+
+
+def test_the_marker_is_written_after_what_later_callbacks_write(tmp_path):
+    class Notes(TrainerCallback):
+        """Writes into a checkpoint when the library has."""
+
+        def on_save(self, args, state, control, **kwargs):
+            Path(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt").write_text("mine")
+
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 1]] * 4, "labels": [[7, 1]] * 4})
+    arguments = VanillaTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=2, per_device_train_batch_size=2, use_cpu=True, bf16=False,
+        report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = VanillaTransformerTrainer(
+        VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**TINY)),
+        arguments,
+        lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "labels")},
+        rows,
+    )
+    trainer.add_callback(Notes())
+    trainer.train()
+    folder = tmp_path / "checkpoint-2"
+    assert what_is_missing(folder) is None
+    (folder / "notes.txt").unlink()
+    assert what_is_missing(folder) == "notes.txt is gone"
+
+
+def test_no_private_code_of_saving_is_overridden():
+    private = {name for name in vars(Trainer) if name.startswith(("_save", "_load", "_rotate", "_sorted"))}
+    assert len(private) > 5
+    assert not private & vars(VanillaTransformerTrainer).keys()
+    assert "save_model" not in vars(VanillaTransformerTrainer)

@@ -575,8 +575,9 @@ def test_the_length_cap_of_our_model_is_its_own_and_holds_for_each_sentence(ours
             assert len(ids) - 1 == (len(text) + 1 + offset if 1 not in ids else ids.index(1))
 
 
-def test_stop_sequence_ends_the_text(ours, tokenizer):
-    pipe = pipeline("text2text-generation", model=ours, tokenizer=tokenizer, num_beams=1, max_new_tokens=20)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_stop_sequence_ends_the_text(ours, tokenizer, beams):
+    pipe = pipeline("text2text-generation", model=ours, tokenizer=tokenizer, num_beams=beams, max_new_tokens=20)
     full = pipe("a much longer sentence")[0]["generated_text"]
     stop = full[3:5]  # two tokens of this tokenizer
     cut = pipe("a much longer sentence", stop_sequence=stop)[0]["generated_text"]

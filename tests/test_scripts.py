@@ -2,6 +2,7 @@
 
 import gzip
 import inspect
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import sacrebleu
@@ -19,7 +21,13 @@ from packaging.version import Version
 from safetensors.numpy import load_file
 from script_modules import SCRIPTS, load
 
-from vanilla_transformer import VanillaTransformerConfig, modeling_vanilla_transformer
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainingArguments,
+    modeling_vanilla_transformer,
+    train_tokenizer,
+)
 from vanilla_transformer.phrase_grammar import generate_splits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,6 +210,25 @@ def test_train_averages_keeps_a_moving_average_and_leaves_out_merges(corpus, tmp
     assert averaged == f"average of checkpoint-4, checkpoint-6, saved in {tmp_path / 'average'}\n"
     again = load_file(tmp_path / "average" / "model.safetensors")
     assert all(np.array_equal(tensor, again[name]) for name, tensor in files[2].items())
+
+
+def test_train_leaves_out_merges_of_the_training_text_only(tmp_path, monkeypatch):
+    train = load("train")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    tokenizer = train_tokenizer(["a man and a woman and a dog"] * 3, vocab_size=280)
+    texts = datasets.Dataset.from_dict({"source": ["a man and a dog"] * 20, "target": ["a woman and a man"] * 20})
+    training = VanillaTransformerTrainingArguments(
+        str(tmp_path), max_tokens_per_batch=64, max_steps=4, eval_strategy="steps", use_cpu=True, report_to="none"
+    )
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.tiny(vocab_size=len(tokenizer)))
+    corpora = {"train": texts, "validation": texts}
+    trainer = train.make_trainer(train.RunArguments(bpe_dropout=0.5), training, model, tokenizer, corpora)
+    batches = itertools.islice(trainer.get_train_dataloader(), 4)
+    seen = {tuple(row) for batch in batches for row in batch["input_ids"].tolist()}
+    assert len(seen) > 5
+    assert trainer.eval_dataset["input_ids"][:] == [tokenizer("a man and a dog")["input_ids"]] * 20
+    callbacks = {type(callback).__name__ for callback in trainer.callback_handler.callbacks}
+    assert {"RunHistoryCallback", "TroubleWarningCallback"} <= callbacks
 
 
 def test_train_streams_a_data_set_in_batches_of_tokens(corpus, tmp_path):
@@ -553,6 +580,31 @@ def test_recipes_say_what_they_need_and_what_they_give(recipe):
     config = getattr(VanillaTransformerConfig, settings["preset"])(**fields)
     (millions,) = re.findall(r"([\d.]+) million parameters", text)
     assert float(millions) == pytest.approx(config.num_trainable_parameters() / 1e6, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "dropout", "averaged"), [("base", 100_000, 0.1, 5), ("big", 300_000, 0.3, 20)]
+)
+def test_wmt_recipes_have_the_settings_of_the_paper(name, steps, dropout, averaged, tmp_path):
+    # Sections 5.1 to 5.4, 6.1 and 7, and Table 3.
+    settings = yaml.safe_load((SCRIPTS / "recipes" / f"wmt14_en_de_{name}.yaml").read_text(encoding="utf-8"))
+    fields = VanillaTransformerTrainingArguments.__dataclass_fields__
+    training = VanillaTransformerTrainingArguments(
+        output_dir=str(tmp_path), **{key: value for key, value in settings.items() if key in fields and key != "bf16"}
+    )
+    assert 8 * training.max_tokens_per_batch * training.gradient_accumulation_steps == 25_000
+    assert (training.max_steps, training.warmup_steps) == (steps, 4000)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.weight_decay, training.max_grad_norm, training.label_smoothing_factor) == (0.0, 0.0, 0.0)
+    assert (training.lr_schedule, training.noam_factor, training.peak_lr) == ("noam", None, None)
+    assert settings["average_last"] == averaged < training.save_total_limit
+    assert settings["vocab_size"] == 37_000
+    parameters = inspect.signature(VanillaTransformerConfig.__init__).parameters
+    overrides = {key: value for key, value in settings.items() if key in parameters and key != "vocab_size"}
+    config = getattr(VanillaTransformerConfig, settings["preset"])(**overrides)
+    assert (config.dropout, config.label_smoothing) == (dropout, 0.1)
+    assert (config.attention_dropout, config.activation_dropout, config.norm_position) == (0.0, 0.0, "post")
+    assert (config.d_model, config.encoder_ffn_dim) == {"base": (512, 2048), "big": (1024, 4096)}[name]
 
 
 @pytest.mark.parametrize(

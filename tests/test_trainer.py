@@ -708,6 +708,12 @@ def resume(trainer: Any, step: int) -> Any:
     return trainer
 
 
+METRICS = (
+    *("eval_loss", "loss_alone", "eval_bleu", "eval_chrf", "eval_gen_len"),
+    *("eval_unended_percent", "eval_copied_percent"),
+)
+
+
 def run_part(output: Path, processes: int) -> None:
     """What one process of the test below does: train in two parts, evaluate, and write down what came out."""
     evaluation = make_dataset(21, seed=8)
@@ -725,7 +731,7 @@ def run_part(output: Path, processes: int) -> None:
     straight = make_trainer(output / "straight", RecordingTrainer, model=make_model(0.0), **options)
     straight.train()
     metrics = straight.evaluate()
-    predictions = straight.predict(evaluation).predictions
+    predicted = straight.predict(evaluation)
     straight.compute_metrics = None
     metrics["loss_alone"] = straight.evaluate()["eval_loss"]
     resumed = resume(make_trainer(output / "straight", RecordingTrainer, model=make_model(0.0), **options), 3)
@@ -753,8 +759,9 @@ def run_part(output: Path, processes: int) -> None:
                 name: first_gradients(output / "gradients", processes, **options)
                 for name, options in GRADIENT_CASES.items()
             },
-            "metrics": {key: metrics[key] for key in ("eval_loss", "loss_alone", "eval_bleu", "eval_gen_len")},
-            "predictions": predictions,
+            "metrics": {key: metrics[key] for key in METRICS},
+            "predictions": predicted.predictions,
+            "labels": predicted.label_ids,
             "odd": [[token for token in row if token] for batch in odd for row in batch["input_ids"].tolist()],
         },
         output / f"rank{rank}.pt",
@@ -789,6 +796,12 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path) -> None:
             torch.testing.assert_close(rank["resumed"], rank["weights"], rtol=0, atol=0)
         assert rank["metrics"] == pytest.approx(one["metrics"], abs=1e-6)
         np.testing.assert_array_equal(rank["predictions"], one["predictions"])
+        # Each pair once, in order.
+        assert [[x for x in row if x >= 0] for row in rank["labels"].tolist()] == make_dataset(21, seed=8)["labels"][:]
+    # What would be the same for all pairs would show no order, and a score of 0 no agreement.
+    assert len({tuple(row) for row in one["predictions"].tolist()}) > 10
+    assert one["metrics"]["eval_bleu"] > 0
+    assert one["metrics"]["eval_chrf"] > 0
     taken = [batch for pair in zip(ranks[0]["seen"], ranks[1]["seen"], strict=True) for batch in pair]
     assert taken == one["seen"]
     # From a stream, too, each process has batches of its own, and together they have every pair once a pass.

@@ -3,7 +3,7 @@
 The cap belongs to the sentence, not to the batch: a batch's longest sentence must not change what another one gets.
 
 Beam search is our own, for the paper's ranking and for speed; it is reached by the library's `custom_generate`. What
-it does not do (see `UNSUPPORTED`) the library's beam search does, with the library's ranking; all other modes are the
+it does not do (see `SUPPORTED`) the library's beam search does, with the library's ranking; all other modes are the
 library's.
 """
 
@@ -41,13 +41,30 @@ GNMT_ALPHA = 0.6  # section 6.1
 MAX_LENGTH_OFFSET = 50  # section 6.1
 
 
-# Options of `generate()` that leave a beam search to the library's own, unless they have this value or None.
+# Options of `generate()` that our beam search honours, itself or by the library's processors and criteria, and those
+# without effect on any beam search that does not sample.
+SUPPORTED = frozenset(
+    """
+    num_beams num_return_sequences length_penalty early_stopping gnmt_alpha max_length_offset max_length max_new_tokens
+    min_length min_new_tokens max_time bos_token_id eos_token_id pad_token_id decoder_start_token_id
+    forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias
+    no_repeat_ngram_size encoder_no_repeat_ngram_size repetition_penalty encoder_repetition_penalty
+    exponential_decay_length_penalty remove_invalid_values renormalize_logits watermarking_config
+    return_dict_in_generate output_scores output_logits output_hidden_states output_attentions
+
+    temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff diversity_penalty is_assistant
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold assistant_ensemble_weight
+    assistant_lookbehind target_lookbehind max_matching_ngram_size cache_config max_cache_len compile_config
+    disable_compile continuous_batching_config transformers_version
+    """.split()  # noqa: SIM905 - a list would take a line a name
+)
+# All other options leave a search to the library's own, unless they have the library's default or this value.
 UNSUPPORTED = {
     **dict.fromkeys(("do_sample", "low_memory", "synced_gpus"), False),
     **dict.fromkeys(("num_beam_groups", "guidance_scale"), 1),
     **dict.fromkeys(("penalty_alpha", "dola_layers", "constraints", "force_words_ids"), None),
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens", "cache_implementation"), None),
-    **dict.fromkeys(("cache", "past_key_values", "decoder_inputs_embeds"), None),
+    **dict.fromkeys(("cache", "past_key_values", "decoder_inputs_embeds", "stop_strings", "streamer"), None),
     "use_cache": True,
 }
 
@@ -77,8 +94,8 @@ class PaperGenerationMixin(GenerationMixin):
         With several beams hypotheses are ranked as in the paper, by log P(Y) / ((5 + |Y|) / 6)^`gnmt_alpha`, and a
         sentence is done when no running hypothesis can reach what is to be returned. An explicit `length_penalty`, or
         `gnmt_alpha=None`, selects the library's ranking and its `early_stopping`. Sampling with beams, beam groups,
-        constraints, a given cache and the other options in `UNSUPPORTED` go through the library's
-        beam search, whose ranking then holds (a warning says so, once).
+        constraints, a given cache, `stop_strings` and all else that is not in `SUPPORTED` go through the library's
+        beam search, whose ranking then holds (a warning says so, once). A streamer needs `num_beams=1`.
 
         Args:
             inputs: Source tokens [B, S]; also as `input_ids`, `inputs_embeds` or `encoder_outputs`.
@@ -158,8 +175,9 @@ class PaperGenerationMixin(GenerationMixin):
 
     def _searches_itself(self, sources: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether our own search does what is asked for, on this model as it is placed and wrapped."""
-        asked = {name: setting(name, sources) for name in UNSUPPORTED}
-        if any(value is not None and not _is(value, UNSUPPORTED[name]) for name, value in asked.items()):
+        neutral = _neutral_values()
+        asked = {name: setting(name, sources) for name in neutral}
+        if any(value is not None and not _is(value, neutral[name]) for name, value in asked.items()):
             return False
         placed = len(set((getattr(self, "hf_device_map", None) or {}).values())) > 1  # hooks move what it would need
         sharded = any(hasattr(p, "ds_id") or hasattr(p.data, "device_mesh") for p in self.parameters())
@@ -191,9 +209,16 @@ def setting(name: str, sources: Sequence[Mapping[str, Any]]) -> Any:
     return next((source[name] for source in sources if source.get(name) is not None), None)
 
 
+@functools.cache
+def _neutral_values() -> dict[str, Any]:
+    """The options that our search leaves to the library's, those of the installed release with them."""
+    fields = {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
+    return {name: value for name, value in fields.items() if name not in SUPPORTED} | UNSUPPORTED
+
+
 def _is(value: Any, neutral: Any) -> bool:
     """Return whether an option has its neutral value; other kinds of object than numbers never do."""
-    return isinstance(value, (bool, int, float)) and value == neutral
+    return (value is False and neutral is None) or (isinstance(value, (bool, int, float)) and value == neutral)
 
 
 def gnmt_alpha(sources: Sequence[Mapping[str, Any]]) -> float | None:

@@ -138,6 +138,9 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
             resume_from_checkpoint = str(found)
         elif resume_from_checkpoint:
             check_resumable(resume_from_checkpoint)
+        marking = self.pop_callback(CompleteCheckpointCallback)
+        if marking is not None:  # after callbacks that were added since: they may write into a checkpoint, too
+            self.add_callback(marking)
         self._throughput = _Throughput()
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
