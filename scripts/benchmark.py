@@ -4,6 +4,7 @@ r"""Measure this package beside its peers, in pairs, on this machine: time, memo
     python scripts/benchmark.py train --size small --vocab_size 8000
     python scripts/benchmark.py train --data train.en train.de
     python scripts/benchmark.py decode --checkpoint runs/en-de --test_data test.en test.de
+    python scripts/benchmark.py all --data train.en train.de --checkpoint runs/en-de --test_data test.en test.de
     python scripts/benchmark.py learn --data train.en train.de --test_data val.en val.de --minutes 15
     python scripts/benchmark.py loss | load | growth
     python scripts/benchmark.py gpu --device cuda                      # base and big, bf16; some minutes
@@ -45,7 +46,11 @@ class BenchmarkArguments:
         default=None, metadata={"help": "A parallel corpus in one file or two; default: generated token ids."}
     )
     test_data: list[str] | None = field(
-        default=None, metadata={"help": "What is translated (decode) or validated on (learn)."}
+        default=None,
+        metadata={
+            "help": "What is translated (decode; default: with a --checkpoint the last 1,000 pairs of --data, else "
+            "the embedded grammar's) or validated on (learn)."
+        },
     )
     checkpoint: str | None = field(
         default=None, metadata={"help": "A trained model for decode; default: one trained on the embedded grammar."}
@@ -272,14 +277,19 @@ class Benchmark:
         arguments = self.arguments
         folder = arguments.checkpoint or grammar_model()
         model, tokenizer = load_model(folder, arguments.device, "float32", trust_remote_code=False)
-        if arguments.test_data:
+        files = arguments.test_data or (arguments.data if arguments.checkpoint else None)
+        if files:
             from vanilla_transformer.corpus import load_parallel_files
 
-            pairs, _ = load_parallel_files(arguments.test_data)
+            pairs, _ = load_parallel_files(files)
+            if not arguments.test_data:
+                pairs = pairs.select(range(max(0, len(pairs) - 1000), len(pairs)))
             sources, references = list(pairs["source"]), list(pairs["target"])
+            text = files[0] if arguments.test_data else f"the last {len(pairs):,} pairs of {files[0]}"
         else:
             test = grammar_splits(None).test
             sources, references = [source for source, _ in test], [target for _, target in test]
+            text = "the embedded grammar"
         ids = tokenizer(sources)["input_ids"]
         config = model.config
         task = decoding.Task(ids, arguments.num_beams, None, config.pad_token_id, config.eos_token_id)
@@ -288,13 +298,8 @@ class Benchmark:
             texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
             return float(sacrebleu.corpus_bleu(texts, [references]).score)
 
-        what = f"{folder} on {arguments.test_data[0] if arguments.test_data else 'the embedded grammar'}"
-        return (
-            model,
-            task,
-            score,
-            f"{what} ({config.encoder_layers}+{config.decoder_layers}, d_model {config.d_model})",
-        )
+        sizes = f"{config.encoder_layers}+{config.decoder_layers}, d_model {config.d_model}"
+        return model, task, score, f"{folder} on {text} ({sizes})"
 
     def load(self) -> None:
         """From a fresh Python to a loaded model."""

@@ -283,6 +283,33 @@ def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
     assert {row["bleu"] for row in rows} == {1.5}
 
 
+def test_a_checkpoint_translates_the_end_of_the_data(monkeypatch, tmp_path):
+    # And its own test text, if there is any; only a model of the grammar translates the grammar.
+    model = workload.Workload("tiny", 60).ours().eval()
+    tokenizer = workload.word_tokenizer(60)
+    monkeypatch.setattr("loading.load_model", lambda *_, **__: (model, tokenizer))
+    for name in ("train", "test"):
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{name} {side} {n}\n" for n in range(1003)))
+    data, test = ([str(tmp_path / f"{name}.{side}") for side in ("en", "de")] for name in ("train", "test"))
+    seen = []
+    monkeypatch.setattr("sacrebleu.corpus_bleu", lambda texts, references: seen.append(references[0]) or Score())
+    for flags, count, first in (([], 1000, "train de 3"), (["--test_data", *test], 1003, "test de 0")):
+        words = ["--data", *data, "--checkpoint", "somewhere", *flags]
+        (arguments,) = benchmark.parse(words, "", [benchmark.BenchmarkArguments])
+        _, task, score, what = benchmark.Benchmark(arguments)._trained_model()
+        score([[5]] * count)
+        assert len(task.sources) == len(seen[-1]) == count
+        assert seen[-1][0] == first
+        assert (test if flags else data)[0] in what
+
+
+class Score:
+    """Stands in for what sacreBLEU returns."""
+
+    score = 0.0
+
+
 def test_decode_of_forced_length(monkeypatch):
     model = workload.Workload("tiny", 60).ours().eval()
     task = decoding.Task([[5, 6, 7, 1], [9, 1]], 2, 6, workload.PAD, workload.EOS)

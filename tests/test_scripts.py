@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pytest
 import sacrebleu
+import torch
 import transformers
 import yaml
 from packaging.version import Version
@@ -625,17 +626,36 @@ def test_moses_lines_are_lower_cased_normalised_tokenised_and_escaped():
     assert lines == ["ein &quot; jazz &quot; -sänger , gut-gelaunt .", "it &apos;s a &amp; b"]
 
 
-def test_translate_in_int8(trained, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("script", ["translate", "evaluate"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_the_type_asked_for_is_that_of_the_model(trained, corpus, tmp_path, monkeypatch, capsys, script, dtype):
+    used = []
+    generate = VanillaTransformerForConditionalGeneration.generate
+
+    def noting(self, *arguments, **options):
+        layer = self.model.decoder.layers[0]
+        used.append((type(layer.fc1).__module__, layer.final_layer_norm.weight.dtype))
+        return generate(self, *arguments, **options)
+
     (tmp_path / "in.txt").write_text("the house\n\nthe man\n")
-    outputs = []
-    for dtype in ("float32", "int8"):
-        words = ["translate", "--model", str(trained[0]), "--input", str(tmp_path / "in.txt"), "--dtype", dtype]
-        monkeypatch.setattr(sys, "argv", words)
-        monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
-        load("translate").main()
-        outputs.append(capsys.readouterr().out.split("\n"))
-    assert [len(lines) for lines in outputs] == [4, 4]
-    assert outputs[1][1] == ""
+    files = {
+        "translate": ["--input", str(tmp_path / "in.txt")],
+        "evaluate": ["--test_file", str(corpus / "test.en"), str(corpus / "test.de")],
+    }
+    monkeypatch.setattr(sys, "argv", [script, "--model", str(trained[0]), *files[script], "--dtype", dtype])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
+    monkeypatch.setattr(
+        f"{modeling_vanilla_transformer.__name__}.VanillaTransformerForConditionalGeneration.generate", noting
+    )
+    load(script).main()
+    output = capsys.readouterr().out.split("\n")
+    assert used
+    for module, norms in used:
+        assert ("quantized" in module) == (dtype == "int8")
+        assert norms == (torch.float32 if dtype == "int8" else torch.bfloat16)
+    if script == "translate":
+        assert len(output) == 4
+        assert output[1] == ""
 
 
 def test_torch_compile_without_a_compiler_is_refused_in_one_line(trained, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.loss_vanilla_transformer import is_plain_linear
 
 try:
@@ -44,6 +45,7 @@ MODES = {"tied": {}, "separate": SHARING["separate"], "untied, all options": OPT
 # among two, it keeps two copies of which one grows stale. BART with 51 tokens trains as wrongly.
 FSDP_CASES = [
     *(("by hand", mode) for mode in MODES),
+    ("by hand, output apart", "untied, all options"),
     *(("by plan", mode) for mode in ("tied", "untied, all options")),
 ]
 
@@ -123,12 +125,14 @@ def full_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def shard_by_hand(folder: str) -> nn.Module:
+def shard_by_hand(folder: str, output_apart: bool = False) -> nn.Module:
     model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in model.modules():
         if type(module).__name__ in model._no_split_modules:
             fully_shard(module, mesh=mesh)
+    if output_apart:
+        fully_shard(model.lm_head, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
@@ -136,11 +140,18 @@ def shard_by_hand(folder: str) -> nn.Module:
 def run_fsdp(model: nn.Module) -> dict[str, Any]:
     is_sharded = isinstance(model.lm_head.weight, DTensor)
     rank = dist.get_rank()
+    fused: list[bool] = []  # of each forward pass, while the weights are as it finds them
+
+    def noting(lm_head: nn.Module) -> bool:
+        fused.append(is_plain_linear(lm_head))
+        return fused[-1]
+
+    loss.is_plain_linear = noting
     losses = train(model, slice(0, 2) if rank == 0 else slice(2, 3), share=dist.get_world_size())
+    loss.is_plain_linear = is_plain_linear
     total = torch.tensor(losses)
     dist.all_reduce(total)
-    plain = is_plain_linear(model.lm_head)
-    return {"losses": total.tolist(), "weights": full_weights(model), "is_sharded": is_sharded, "plain": plain}
+    return {"losses": total.tolist(), "weights": full_weights(model), "is_sharded": is_sharded, "fused": fused}
 
 
 def run_tensor_parallel(folder: str, output: Path) -> dict[str, Any]:
@@ -168,7 +179,9 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {}
     for mode in MODES:
         name = str(folder / mode)
-        results[f"fsdp by hand, {mode}"] = run_fsdp(shard_by_hand(name))
+        for way in ("by hand", "by hand, output apart"):
+            if (way, mode) in FSDP_CASES:
+                results[f"fsdp {way}, {mode}"] = run_fsdp(shard_by_hand(name, output_apart="apart" in way))
         if HAS_PLANS and ("by plan", mode) in FSDP_CASES:
             plan = DistributedConfig(fsdp_size=2)
             loaded = VanillaTransformerForConditionalGeneration.from_pretrained(name, distributed_config=plan)
@@ -211,7 +224,9 @@ def test_fsdp2_trains_as_one_process(results, way, mode):
     for rank in ranks:
         result = rank[f"fsdp {way}, {mode}"]
         assert result["is_sharded"]
-        assert not result["plain"]  # the fused loss stepped aside
+        # In its forward pass the outermost module's weights are whole, and the fused loss takes them. Those of a
+        # module apart are whole only while that one runs: the fused loss steps aside.
+        assert set(result["fused"]) == {"apart" not in way}
         assert result["losses"] == pytest.approx(losses, rel=1e-5)
         close(result["weights"], full_weights(model))
 

@@ -131,7 +131,8 @@ def _forward_chunks(
 def is_plain_linear(lm_head: nn.Module) -> bool:
     """Return whether `lm_head` is an ordinary local `nn.Linear`, so that its weight may be used without calling it.
 
-    It is not when it is wrapped (LoRA, accelerate's hooks), quantised (torchao), or sharded (DTensor, FSDP2, ZeRO-3).
+    It is not when it is wrapped (LoRA, accelerate's hooks), quantised (torchao), or sharded at the time (DTensor,
+    ZeRO-3; FSDP2 where it is sharded apart from the whole model).
     """
     weight: Any = getattr(lm_head, "weight", None)
     return (
