@@ -56,8 +56,10 @@ class BenchmarkArguments:
         default=None, metadata={"help": "A trained model for decode; default: one trained on the embedded grammar."}
     )
     num_beams: int = field(default=4, metadata={"help": "Beams (decode)."})
-    tokens_per_update: int = field(default=4096, metadata={"help": "Real target tokens an update (train)."})
-    updates: int = field(default=2, metadata={"help": "Updates a round (train)."})
+    tokens_per_update: int = field(
+        default=4096, metadata={"help": "Real target tokens an update (train; in all at most 2,048 for base and big)."}
+    )
+    updates: int = field(default=2, metadata={"help": "Updates a round (train; in all one)."})
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
     learning_rate: float | None = field(
@@ -200,6 +202,8 @@ class Benchmark:
                 self.results.setdefault("train", []).extend(rows)
                 print(f"Training, {workload}, {what}, {tokens:,} real target tokens an update\n")
                 print(report.training_table(rows), flush=True)
+                if tokens != arguments.tokens_per_update and rows and "memory" in rows[0]:
+                    print(f"\nMemory with {arguments.tokens_per_update:,} real target tokens an update.")
                 print()
 
     def loss(self) -> None:
@@ -285,7 +289,7 @@ class Benchmark:
             if not arguments.test_data:
                 pairs = pairs.select(range(max(0, len(pairs) - 1000), len(pairs)))
             sources, references = list(pairs["source"]), list(pairs["target"])
-            text = files[0] if arguments.test_data else f"the last {len(pairs):,} pairs of {files[0]}"
+            text = files[0] if arguments.test_data else f"the last {len(pairs):,} pairs of {files[0]}, maybe learned"
         else:
             test = grammar_splits(None).test
             sources, references = [source for source, _ in test], [target for _, target in test]

@@ -430,14 +430,15 @@ def final_model(run: Any, training: Any, trainer: Any) -> Any:
         if trainer.is_fsdp_enabled:  # what is in memory is sharded
             return AutoModelForSeq2SeqLM.from_pretrained(training.output_dir).to(training.device)
         return trainer.accelerator.unwrap_model(trainer.model)
-    from vanilla_transformer.averaging import average_checkpoints, averageable_checkpoints, last_checkpoints
+    from vanilla_transformer.averaging import average_checkpoints, averageable_checkpoints
 
-    count = min(run.average_last, len(averageable_checkpoints(training.output_dir)))
+    found = averageable_checkpoints(training.output_dir)
+    count = min(run.average_last, len(found))
     if count < run.average_last:
         logger.warning("There are %d checkpoints, not %d: those are averaged.", count, run.average_last)
         run.average_last = count  # for the model card
     with tempfile.TemporaryDirectory(dir=training.output_dir) as scratch:
-        checkpoints = last_checkpoints(training.output_dir, count)
+        checkpoints = [found[step] for step in sorted(found)[-count:]]
         average = average_checkpoints(checkpoints, Path(scratch, "average"))
         logger.info("The model is the average of %s.", ", ".join(path.name for path in checkpoints))
         return AutoModelForSeq2SeqLM.from_pretrained(average).to(training.device)

@@ -205,13 +205,13 @@ def train(folder, callback, *, max_steps, resume=False):
         output_dir=str(folder), max_steps=max_steps, save_steps=2, per_device_train_batch_size=2, learning_rate=0.01,
         report_to="none", use_cpu=True, disable_tqdm=True, lr_scheduler_type="constant", seed=1,
     )  # fmt: skip
-    arguments.resume_from_checkpoint = resume if isinstance(resume, str) else None
+    arguments.resume_from_checkpoint = resume if isinstance(resume, str) else None  # as VanillaTransformerTrainer does
     trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[callback])
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer.model
 
 
-def test_the_moving_average_is_that_of_its_formula_and_resumes(tmp_path):
+def test_the_moving_average_is_that_of_its_formula_and_resumes(tmp_path, monkeypatch):
     decay = 0.7
     callback = Copies(decay)
     train(tmp_path / "whole", callback, max_steps=6)
@@ -224,9 +224,13 @@ def test_the_moving_average_is_that_of_its_formula_and_resumes(tmp_path):
             torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
 
     train(tmp_path / "parts", ExponentialMovingAverageCallback(decay), max_steps=4)
+    (tmp_path / "ema").mkdir()
+    monkeypatch.chdir(tmp_path)
     train(tmp_path / "parts", ExponentialMovingAverageCallback(decay), max_steps=6, resume=True)
     resumed = load_file(tmp_path / "parts" / "ema" / "model.safetensors")
-    # And from a folder of another run, by its name.
+    # And from a folder of another run, by its name; whatever lies in the working directory.
+    shutil.copytree(tmp_path / "parts" / "checkpoint-2" / "ema", tmp_path / "here" / "ema")
+    monkeypatch.chdir(tmp_path / "here")
     train(
         tmp_path / "other", ExponentialMovingAverageCallback(decay), max_steps=6,
         resume=str(tmp_path / "parts" / "checkpoint-4"),

@@ -259,8 +259,10 @@ class ExponentialMovingAverageCallback(TrainerCallback):
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
         if not state.global_step:
             return
-        named = Path(str(args.resume_from_checkpoint or ""), self.FOLDER)
-        saved = named if named.is_dir() else Path(args.output_dir, f"checkpoint-{state.global_step}", self.FOLDER)
+        point = args.resume_from_checkpoint
+        if not point or not Path(point).is_dir():  # "true", or given to the library's `train()`, which tells nobody
+            point = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        saved = Path(point, self.FOLDER)
         if not saved.is_dir():
             logger.warning("The moving average begins with the weights as they are: there is none in %s.", saved)
         else:

@@ -9,6 +9,7 @@ Axes: B sentences, K beams, S source tokens, Q queries, C cache slots, H heads, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .projection_vanilla_transformer import Projection, Workspace
 
 _MANY_ROWS = 64  # queries of a step from which on it pays to pack the layers' matrices
 _MORE_SLOTS = 32  # that room is made for at a time, at least
+_HALF = (torch.bfloat16, torch.float16)
 _FEW_STEPS = 8  # tokens up to which it does not pay to pack the output projection's
 
 
@@ -57,7 +59,7 @@ class SharedBeamDecoder:
         self.room = 0  # slots that there is room for so far
         self.targets = [(keys[:, :, :0], values[:, :, :0]) for keys, values in self.sources]  # as many heads, as wide
         # On a CPU products of 16 bits copy keys and values that do not lie together, so all of them are attended to.
-        self.attends_to_room = encoder_states.device.type == "cpu" and encoder_states.dtype != torch.float32
+        self.attends_to_room = encoder_states.device.type == "cpu" and encoder_states.dtype in _HALF
         self.positions = _PositionTable(self.decoder)
         self.workspace = Workspace()
 
@@ -88,7 +90,7 @@ class SharedBeamDecoder:
         seen = slot + queries
         self._make_room(seen)
         attended = self.room if self.attends_to_room and record is None else seen
-        attend = _Mask(pad(mask, (0, attended - seen))[:, None], never_empty=prompt_mask is None)
+        attend = _Mask(pad(mask, (0, attended - seen))[:, None], never_empty=True if prompt_mask is None else None)
         if record is not None:
             record.begin_step(states)
         for layer, (keys, values), source in zip(self.layers, self.targets, self.sources, strict=True):
@@ -108,30 +110,35 @@ class SharedBeamDecoder:
         if self.model.final_logits_bias is not None:
             logits = logits + self.model.final_logits_bias
         if logits.dtype != torch.float32:  # not `float()`: see `Workspace`
-            logits = self.workspace.of(logits.shape, logits, torch.float32).copy_(logits)
+            logits = self.workspace.like(logits).copy_(logits)
         return logits
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
         if self.source_mask is not None:
             self.source_mask = _Mask(self.source_mask.shown[rows])
-        self.sources = [(keys[rows], values[rows]) for keys, values in self.sources]
-        self.targets = [(keys[rows], values[rows]) for keys, values in self.targets]
+        for caches in (self.sources, self.targets):
+            for number, (keys, values) in enumerate(caches):  # one by one: old and new are there at once
+                caches[number] = keys[rows], values[rows]
 
     def keep_slots(self, slots: Tensor) -> None:
         """Go on with these slots [B, C] of each sentence only, which become the first."""
+        # Room for the steps to come, which holds anything: nobody attends to it before it is written.
+        self.room = min(self.num_slots, slots.shape[1] + _MORE_SLOTS)
+        slots = pad(slots, (0, self.room - slots.shape[1]))
         sentences = torch.arange(len(slots), device=slots.device)[:, None, None]
         heads = torch.arange(self.targets[0][0].shape[1], device=slots.device)[:, None]
-        places = (sentences, heads, slots[:, None])
-        self.targets = [(keys[places], values[places]) for keys, values in self.targets]
-        self.room = slots.shape[1]
+        for number, (keys, values) in enumerate(self.targets):
+            places = (sentences, heads, slots[:, None])
+            self.targets[number] = keys[places], values[places]
 
     def _make_room(self, slots: int) -> None:
         """Make room for the keys and values of so many slots, and of some more, for the steps to come."""
         if slots <= self.room:
             return
         more = min(self.num_slots, slots + max(_MORE_SLOTS, slots // 4)) - self.room
-        self.targets = [(pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more))) for keys, values in self.targets]
+        for number, (keys, values) in enumerate(self.targets):
+            self.targets[number] = pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more))
         self.room += more
 
     def _embed(self, tokens: Tensor, position: int, slot: int, prompt_mask: Tensor | None) -> Tensor:
@@ -231,13 +238,23 @@ class _Mask:
 
     Args:
         shown: True where they may [B, 1, Q or 1, C].
-        never_empty: Every query has a key to attend to; False: not known.
+        never_empty: Every query has a key to attend to; None: to be looked up.
     """
 
-    def __init__(self, shown: Tensor, never_empty: bool = False) -> None:
+    def __init__(self, shown: Tensor, never_empty: bool | None = None) -> None:
         self.shown = shown
-        self.hidden = ~shown
-        self.never_empty = never_empty or bool(shown.any(dim=-1).all())
+        if never_empty is not None:
+            self.never_empty = never_empty
+
+    @functools.cached_property
+    def hidden(self) -> Tensor:
+        """True where they may not."""
+        return ~self.shown
+
+    @functools.cached_property
+    def never_empty(self) -> bool:
+        """Whether every query has a key to attend to."""
+        return bool(self.shown.any(dim=-1).all())
 
 
 def _attend(

@@ -296,7 +296,7 @@ def log_sum_exp(values: Tensor, workspace: Workspace) -> Tensor:
     With powers of two, which cost a third of those of e on a CPU (torch 2.13).
     """
     maximum = values.amax(dim=-1, keepdim=True)
-    powers = torch.sub(values, maximum, out=workspace.of(values.shape, values)).mul_(_LOG2_E).exp2_()
+    powers = torch.sub(values, maximum, out=workspace.like(values)).mul_(_LOG2_E).exp2_()
     return maximum + powers.sum(dim=-1, keepdim=True).log()
 
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,12 @@ class CompleteCheckpointCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.taken: tuple[Path, str] | None = (
-            None  # the mark of a checkpoint that may be written over, and what it says
-        )
+        # The mark of a checkpoint that may be written over, and what it says.
+        self.taken: tuple[Path, str] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the best checkpoint of a run whose folder was moved since."""
+        self.taken = None  # what a training before left that failed
         if state.best_model_checkpoint and not Path(state.best_model_checkpoint).is_dir():
             moved = Path(args.output_dir, Path(state.best_model_checkpoint).name)
             if moved.is_dir():
@@ -51,7 +50,7 @@ class CompleteCheckpointCallback(TrainerCallback):
         # Whether the best is saved is known only after the evaluation, and then no callback is asked before it is.
         if control.should_save or (control.should_evaluate and args.save_strategy == SaveStrategy.BEST):
             marker = _folder(args, state) / MARKER_FILE
-            with suppress(FileNotFoundError):  # there is none, or another process was quicker
+            if _marks(args, state) and marker.is_file():
                 self.taken = marker, marker.read_text(encoding="utf-8")
                 marker.unlink()
 
@@ -63,8 +62,7 @@ class CompleteCheckpointCallback(TrainerCallback):
         """Mark the checkpoint just written."""
         self.taken = None
         PartialState().wait_for_everyone()  # each process writes the state of its random numbers
-        first = state.is_local_process_zero if args.save_on_each_node else state.is_world_process_zero
-        if first:
+        if _marks(args, state):
             mark_complete(_folder(args, state))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -76,6 +74,11 @@ class CompleteCheckpointCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Likewise after the last update."""
         self.on_step_begin(args, state, control)
+
+
+def _marks(args: Any, state: Any) -> bool:
+    """Return whether this is the process that marks."""
+    return bool(state.is_local_process_zero if args.save_on_each_node else state.is_world_process_zero)
 
 
 def _folder(args: Any, state: Any) -> Path:
@@ -109,7 +112,7 @@ def what_is_missing(checkpoint: str | Path, besides: re.Pattern[str] | None = No
 
     Args:
         checkpoint: A folder checkpoint-<update>.
-        besides: Names of files that may be gone.
+        besides: Names of files that may be gone or have changed.
     """
     folder = Path(checkpoint)
     marker = folder / MARKER_FILE
@@ -140,7 +143,7 @@ def whole_checkpoints(output_dir: str | Path, besides: re.Pattern[str] | None = 
 
     Args:
         output_dir: The run's output folder, with folders named checkpoint-<update>.
-        besides: Names of files that may be gone.
+        besides: Names of files that may be gone or have changed.
     """
     found = checkpoints_of(output_dir)
     if not any((path / MARKER_FILE).is_file() for path in found.values()):

@@ -5,7 +5,6 @@ And memory that is used again at each step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,12 +65,12 @@ class Workspace:
     def __init__(self) -> None:
         self.memory: Tensor | None = None
 
-    def of(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor of this shape, with the device and type of `like`; the one given before is overwritten."""
-        size = math.prod(shape)
+    def like(self, values: Tensor) -> Tensor:
+        """Return a float32 tensor of the shape of `values`, on their device; the one given before is overwritten."""
+        size = values.numel()
         if self.memory is None or self.memory.numel() < size:
-            self.memory = like.new_empty(size, dtype=dtype)
-        return self.memory[:size].view(shape)
+            self.memory = values.new_empty(size, dtype=torch.float32)
+        return self.memory[:size].view(values.shape)
 
 
 def _can_pack(weight: Tensor) -> bool:
