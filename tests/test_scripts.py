@@ -575,6 +575,12 @@ def test_recipes_say_what_they_need_and_what_they_give(recipe):
     text = recipe.read_text(encoding="utf-8")
     for fact in ("Data", "Size", "Hardware", "Time", "Score"):
         assert re.search(rf"^# {fact}: .{{10}}", text, re.MULTILINE), fact
+    (score,) = re.findall(r"^# Score: (.*(?:\n#   .*)*)", text, re.MULTILINE)
+    if recipe.stem == "own_files":
+        assert "docs/results.md" in score  # what others gave
+    else:
+        assert re.search(r"\d\d\.\d\s", score)
+        assert re.search(r"docs/|the paper's|et al\.", score), "where it comes from"
     settings = yaml.safe_load(text)
     parameters = inspect.signature(VanillaTransformerConfig.__init__).parameters
     fields = {name: value for name, value in settings.items() if name in parameters}
