@@ -16,7 +16,7 @@ ALLOWED = {
     "configuration_vanilla_transformer": set(),
     "beam_decoder_vanilla_transformer": {"attention_vanilla_transformer", "projection_vanilla_transformer"},
     "projection_vanilla_transformer": {"loss_vanilla_transformer"},
-    "beam_search_vanilla_transformer": {"beam_decoder_vanilla_transformer"},
+    "beam_search_vanilla_transformer": {"beam_decoder_vanilla_transformer", "projection_vanilla_transformer"},
     "length_limits_vanilla_transformer": set(),
     "generation_vanilla_transformer": {"beam_search_vanilla_transformer", "length_limits_vanilla_transformer"},
     "dropout_vanilla_transformer": set(),
