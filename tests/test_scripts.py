@@ -270,6 +270,34 @@ def test_average_checkpoints_refuses(arguments, expected, tmp_path, monkeypatch,
     assert not (tmp_path / "new").exists()
 
 
+def test_averages_of_the_best_and_of_named_checkpoints(trained, tmp_path, monkeypatch, capsys):
+    from transformers import pipeline
+
+    folder, _ = trained
+    checkpoints = [folder / "checkpoint-3", folder / "checkpoint-6"]
+    scores = {  # of each checkpoint, as its run wrote them down
+        entry["step"]: entry["eval_loss"]
+        for entry in json.loads((checkpoints[1] / "trainer_state.json").read_text())["log_history"]
+        if "eval_loss" in entry
+    }
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])
+    for name, words in (
+        ("best", ["--run", str(folder), "--best", "1", "--metric", "loss"]),
+        ("named", ["--checkpoints", *map(str, checkpoints)]),
+    ):
+        monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", *words, "--output_dir", str(tmp_path / name)])
+        load("average_checkpoints").main()
+        assert str(tmp_path / name) in capsys.readouterr().out
+    files = [load_file(path / "model.safetensors") for path in checkpoints]
+    best = files[0] if scores[3] < scores[6] else files[1]
+    for name, tensor in load_file(tmp_path / "best" / "model.safetensors").items():
+        np.testing.assert_array_equal(tensor, best[name])
+    for name, tensor in load_file(tmp_path / "named" / "model.safetensors").items():
+        np.testing.assert_allclose(tensor, (files[0][name] + files[1][name]) / 2, rtol=1e-5, atol=1e-6)
+    (translation,) = pipeline("translation", model=str(tmp_path / "named"))("the house", max_new_tokens=5)
+    assert isinstance(translation["translation_text"], str)
+
+
 def test_the_first_pairs_of_the_grammar(monkeypatch):
     train = load("train")
     monkeypatch.syspath_prepend(str(SCRIPTS))
