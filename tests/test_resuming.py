@@ -26,7 +26,7 @@ OPTIONS = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 4, "save_
 
 # Where a process is killed, as in `kill -9`: no handler runs, no file is closed.
 KILLED = """
-import os, signal, sys
+import os, shutil, signal, sys
 import torch
 from test_trainer import make_dataset, make_trainer
 from test_resuming import OPTIONS, evaluation_options
@@ -48,6 +48,15 @@ class Killer(TrainerCallback):
                 os.truncate(path, os.path.getsize(path) // 2)
                 kill()
             torch.save = torn
+        if where == "deletion" and state.global_step == 16:
+            def half_gone(folder, *more, **options):
+                os.unlink(os.path.join(folder, "model.safetensors"))
+                kill()
+            shutil.rmtree = half_gone
+
+    def on_save(self, args, state, control, **kwargs):
+        if where == "mark" and state.global_step == 16:  # all is written but the mark
+            kill()
 
     def on_prediction_step(self, args, state, control, **kwargs):
         if where == "evaluation" and state.global_step == 14:
@@ -114,14 +123,16 @@ def whole_of_two(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("where", "newest"), [("step", 12), ("save", 12), ("evaluation", 12)])
-def test_a_killed_run_ends_as_the_whole_one(tmp_path, whole, where, newest) -> None:
+@pytest.mark.parametrize("where", ["step", "save", "deletion", "mark", "evaluation"])
+def test_a_killed_run_ends_as_the_whole_one(tmp_path, whole, where) -> None:
     tmp_path = tmp_path / "run"
     done = launched(tmp_path, where, 1)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    if where == "save":
+    if where in ("save", "deletion", "mark"):
         assert (tmp_path / "checkpoint-16" / "model.safetensors").is_file()
         assert what_is_missing(tmp_path / "checkpoint-16")
+    if where == "deletion":  # of the oldest, before the newest is marked
+        assert what_is_missing(tmp_path / "checkpoint-4") == "model.safetensors is gone"
     began = []
 
     class Beginning(TrainerCallback):
@@ -130,7 +141,7 @@ def test_a_killed_run_ends_as_the_whole_one(tmp_path, whole, where, newest) -> N
 
     trainer = make_trainer(tmp_path, callbacks=[Beginning()], **OPTIONS, **evaluation_options())
     trainer.train(resume_from_checkpoint=True)
-    assert began == [newest]
+    assert began == [12]
     assert_same(final(tmp_path), final(whole))
     assert what_is_missing(tmp_path / f"checkpoint-{STEPS}") is None
 
