@@ -109,16 +109,25 @@ def benchmark(workload: Workload, *, rounds: int, device: str) -> list[dict[str,
 
 
 def plot(curves: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the curves, each with the growth that is expected, scaled to its last point."""
+    """Draw the curves, each with the expected growth, scaled to its last point, and memory where it is known."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    figure = Figure(figsize=(14, 3.4), layout="constrained")
     for axes, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
         scale = curve["y"][-1] / curve["expected"][-1]
         axes.loglog(curve["x"], curve["y"], "o-", label="measured")
         axes.loglog(curve["x"], [value * scale for value in curve["expected"]], "--", label="arithmetic operations")
         axes.set(title=curve["name"], xlabel=curve["axis"], ylabel="seconds")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())  # on less than a decade they would lie on each other
+        memory = curve.get("memory")
+        if memory and None not in memory:
+            beside = axes.twinx()
+            beside.loglog(curve["x"], [value / 1e6 for value in memory], "s:", color="gray", label="memory")
+            beside.set_ylabel("MB beyond the model's")
+            beside.legend(fontsize=8, loc="lower right")
+        axes.legend(fontsize=8, loc="upper left")
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=110)
