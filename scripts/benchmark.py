@@ -1,6 +1,6 @@
 r"""Measure this package beside its peers, in pairs, on this machine: time, memory, share of what the hardware can do.
 
-    python scripts/benchmark.py all                                    # generated text; within half an hour
+    python scripts/benchmark.py all                                    # generated text; all but learn and gpu, briefly
     python scripts/benchmark.py train --size small --vocab_size 8000
     python scripts/benchmark.py train --data train.en train.de
     python scripts/benchmark.py decode --checkpoint runs/en-de --test_data test.en test.de
@@ -135,9 +135,8 @@ class Benchmark:
 
     Args:
         arguments: `BenchmarkArguments`.
-        brief: Keep to what is needed, so that all commands together end within half an hour on two cores: an update a
-            round, of 2,048 tokens at base size, no further round after 100 seconds, training memory with the largest
-            vocabulary only.
+        brief: Keep to what is needed, so that all commands together end soon: an update a round, of 2,048 tokens at
+            base size, no further round after 100 seconds, training memory with the largest vocabulary only.
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
