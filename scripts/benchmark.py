@@ -136,7 +136,7 @@ class Benchmark:
     Args:
         arguments: `BenchmarkArguments`.
         brief: Keep to what is needed, so that all commands together end soon: an update a round, of 2,048 tokens at
-            base size, no further round after 100 seconds, training memory with the largest vocabulary only.
+            base and big size, no further round after 100 seconds, training memory with the largest vocabulary only.
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
@@ -169,11 +169,8 @@ class Benchmark:
             contenders = tuple(name for name in contenders if name != training.JOEYNMT)
             print(f"JoeyNMT takes no part: {why}.\n")
         for size in self._sizes("small", "base"):
-            tokens = (
-                min(arguments.tokens_per_update, 2048)
-                if self.brief and size == "base"
-                else arguments.tokens_per_update
-            )
+            large = size in ("base", "big")
+            tokens = min(arguments.tokens_per_update, 2048) if self.brief and large else arguments.tokens_per_update
             vocab_sizes = arguments.vocab_size or [8_000, 37_000]
             for vocab_size in vocab_sizes:
                 if arguments.data:

@@ -138,9 +138,8 @@ class VanillaTransformerTrainer(ModelCardMixin, Seq2SeqTrainer):
             resume_from_checkpoint = str(found)
         elif resume_from_checkpoint:
             check_resumable(resume_from_checkpoint)
-        self.args.resume_from_checkpoint = (
-            resume_from_checkpoint or None
-        )  # for callbacks, which the library does not tell
+        # For callbacks: the library does not tell them where it resumes.
+        self.args.resume_from_checkpoint = resume_from_checkpoint or None
         marking = self.pop_callback(CompleteCheckpointCallback)
         if marking is not None:  # after callbacks that were added since: they may write into a checkpoint, too
             self.add_callback(marking)
