@@ -56,9 +56,7 @@ class BenchmarkArguments:
         default=None, metadata={"help": "A trained model for decode; default: one trained on the embedded grammar."}
     )
     num_beams: int = field(default=4, metadata={"help": "Beams (decode)."})
-    tokens_per_update: int = field(
-        default=4096, metadata={"help": "Real target tokens an update (train; in all at most 2,048 for base and big)."}
-    )
+    tokens_per_update: int = field(default=4096, metadata={"help": "Real target tokens an update (train)."})
     updates: int = field(default=2, metadata={"help": "Updates a round (train; in all one)."})
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
@@ -91,7 +89,7 @@ def main() -> None:
     with clear_errors():
         prepare(arguments)
     bench = Benchmark(arguments, brief=command == "all")
-    for name in ("train", "loss", "decode", "load", "growth") if command == "all" else (command,):
+    for name in ("train", "loss", "decode", "load", "growth", "summary") if command == "all" else (command,):
         start = time.perf_counter()
         getattr(bench, str(name))()
         print(f"\n({name}: {time.perf_counter() - start:.0f} s)\n", flush=True)
@@ -102,7 +100,7 @@ def main() -> None:
 def prepare(arguments: Any) -> None:
     """Check what was asked for, and set the number of threads before anything runs."""
     import torch
-    from benchmarking.training import CONTENDERS, why_no_joeynmt
+    from benchmarking.contenders import CONTENDERS, why_no_joeynmt
     from benchmarking.workload import SIZES
     from transformers.utils import logging
 
@@ -135,21 +133,21 @@ class Benchmark:
 
     Args:
         arguments: `BenchmarkArguments`.
-        brief: Keep to what is needed, so that all commands together end soon: an update a round, of 2,048 tokens at
-            base and big size, no further round after 100 seconds, training memory with the largest vocabulary only.
+        brief: Keep to what is needed, so that all commands together end soon: an update a round, no further round
+            after a minute, smaller trials of settings, training memory with the largest vocabulary only.
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
         from benchmarking import machine
 
         self.arguments, self.brief = arguments, brief
-        self.seconds = 100.0 if brief else math.inf
+        self.seconds = 60.0 if brief else math.inf
         self.machine = machine.describe(arguments.device)
         self.results: dict[str, Any] = {"machine": self.machine}
         print(machine.machine_line(self.machine) + "\n", flush=True)
 
     def _contenders(self, *default: str) -> tuple[str, ...]:
-        from benchmarking.training import CONTENDERS
+        from benchmarking.contenders import CONTENDERS
 
         return tuple(CONTENDERS[name] for name in self.arguments.contenders or default)
 
@@ -159,18 +157,16 @@ class Benchmark:
     def train(self) -> None:
         """Real target tokens a second of whole updates."""
         from benchmarking import report, training
+        from benchmarking.contenders import CONTENDERS, JOEYNMT, why_no_joeynmt
         from benchmarking.workload import Workload, corpus_pairs, generated_pairs, word_tokenizer
 
         arguments = self.arguments
-        gemm = {False: self.machine["gemm_fp32"], True: self.machine["gemm_bf16"]}
         precisions = [name == "bf16" for name in arguments.precision or ("fp32", "bf16")]
-        contenders = self._contenders(*training.CONTENDERS)
-        if not arguments.contenders and (why := training.why_no_joeynmt()):
-            contenders = tuple(name for name in contenders if name != training.JOEYNMT)
+        contenders = self._contenders(*CONTENDERS)
+        if not arguments.contenders and (why := why_no_joeynmt()):
+            contenders = tuple(name for name in contenders if name != JOEYNMT)
             print(f"JoeyNMT takes no part: {why}.\n")
         for size in self._sizes("small", "base"):
-            large = size in ("base", "big")
-            tokens = min(arguments.tokens_per_update, 2048) if self.brief and large else arguments.tokens_per_update
             vocab_sizes = arguments.vocab_size or [8_000, 37_000]
             for vocab_size in vocab_sizes:
                 if arguments.data:
@@ -184,23 +180,19 @@ class Benchmark:
                     workload,
                     dataset,
                     tokenizer,
-                    tokens_per_update=tokens,
+                    tokens_per_update=arguments.tokens_per_update,
                     updates=1 if self.brief else arguments.updates,
                     rounds=arguments.rounds,
                     device=arguments.device,
-                    gemm=gemm,
                     precisions=precisions,
                     contenders=contenders,
                     with_memory=not arguments.no_memory and not (self.brief and vocab_size < max(vocab_sizes)),
-                    memory_tokens=arguments.tokens_per_update,
+                    trial=512 if self.brief else 1024,
                     seconds=self.seconds,
                 )
                 self.results.setdefault("train", []).extend(rows)
-                print(f"Training, {workload}, {what}, {tokens:,} real target tokens an update\n")
-                print(report.training_table(rows), flush=True)
-                if tokens != arguments.tokens_per_update and rows and "memory" in rows[0]:
-                    print(f"\nMemory with {arguments.tokens_per_update:,} real target tokens an update.")
-                print()
+                tokens = f"{arguments.tokens_per_update:,} real target tokens an update"
+                print(f"Training, {workload}, {what}, {tokens}\n\n{report.training_table(rows)}\n", flush=True)
 
     def loss(self) -> None:
         """The loss with its gradients, alone."""
@@ -215,26 +207,7 @@ class Benchmark:
         )
         self.results["loss"] = rows
         print("Output projection and smoothed loss, forward and backward, 2,048 tokens\n")
-        header = ["d_model, V", "precision", "fused ms", "plain ms", "ratio", "fused MB", "plain MB"]
-        print(
-            report.table(
-                header,
-                [
-                    [
-                        f"{row['d_model']}, {row['vocab_size']:,}",
-                        "bf16" if row["bf16"] else "fp32",
-                        f"{row[f'{losses.FUSED} seconds'] * 1e3:.0f}",
-                        f"{row[f'{losses.PLAIN} seconds'] * 1e3:.0f}",
-                        f"{row['plain_over_fused']:.2f}x",
-                        *(
-                            "-" if row.get(f"{kind} memory") is None else f"{row[f'{kind} memory'] / 1e6:,.0f}"
-                            for kind in (losses.FUSED, losses.PLAIN)
-                        ),
-                    ]
-                    for row in rows
-                ],
-            )
-        )
+        print(report.loss_table(rows), flush=True)
 
     def decode(self) -> None:
         """A trained model on its sentences, a random one at base size, and single sentences."""
@@ -246,17 +219,19 @@ class Benchmark:
         if not with_ctranslate2:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
         common = {"rounds": arguments.rounds, "device": arguments.device, "seconds": self.seconds}
+        common["trial"] = 64 if self.brief else 256
         model, task, score, what = self._trained_model()
         found = decoding.decoders(model, task, arguments.threads, with_ctranslate2=with_ctranslate2)
         rows = decoding.benchmark(found, task, score=score, **common)
+        if arguments.device == "cpu" and not arguments.no_memory:
+            decoding.add_memory(rows, model, task, arguments.threads)
         print(f"Decoding, {what}, {len(task.sources):,} sentences, {task.num_beams} beams\n")
         print(report.decoding_table(rows, len(task.sources)), flush=True)
         self.results["decode"] = rows
         alone = decoding.latency(found, task, rounds=arguments.rounds)
         self.results["latency"] = alone
         print("\nOne sentence alone, the same model\n")
-        cells = [[r["contender"], f"{r['seconds'] * 1e3:.0f}", f"{r['ours_over_this']:.2f}x"] for r in alone]
-        print(report.table(["contender", "ms a sentence", "ours fp32 is"], cells), flush=True)
+        print(report.latency_table(alone), flush=True)
         for size in self._sizes("base"):
             workload = Workload(size, 8_000)
             sources = list(generated_pairs(workload.vocab_size, 128 if self.brief else 256)["input_ids"])
@@ -266,7 +241,7 @@ class Benchmark:
             rows = decoding.benchmark(found, forced, **common)
             print(f"\nDecoding, {workload}, random weights, {len(sources)} sentences, 20 forced tokens\n")
             print(report.decoding_table(rows, len(sources)), flush=True)
-            self.results.setdefault("decode_random", []).extend(rows)
+            self.results.setdefault("decode_random", {})[str(workload)] = rows
 
     def _trained_model(self) -> tuple[Any, Any, Any, str]:
         """The checkpoint and its sentences, or a model of the embedded grammar, trained if it is not there."""
@@ -310,16 +285,7 @@ class Benchmark:
             rows = loading.benchmark(Workload(size, 37_000), rounds=self.arguments.rounds)
             self.results["load"] = rows
             print(f"Loading, {size}\n")
-            cells = [
-                [
-                    row["contender"],
-                    f"{row['import_seconds']:.2f}",
-                    f"{row['load_seconds']:.2f}",
-                    f"{row['bytes'] / 1e6:,.0f}",
-                ]
-                for row in rows
-            ]
-            print(report.table(["model", "import s", "load s", "weights MB"], cells))
+            print(report.loading_table(rows), flush=True)
 
     def growth(self) -> None:
         """Curves of cost against length, batch, beams and vocabulary."""
@@ -327,18 +293,12 @@ class Benchmark:
         from benchmarking.workload import Workload
 
         for size in self._sizes("small"):
-            curves = growth.benchmark(
-                Workload(size, 8_000), rounds=self.arguments.rounds, device=self.arguments.device
-            )
+            rounds = 1 if self.brief else self.arguments.rounds
+            curves = growth.benchmark(Workload(size, 8_000), rounds=rounds, device=self.arguments.device)
             self.results["growth"] = curves
             for curve in curves:
                 print(f"{curve['name']}, {size}\n")
-                memory = curve.get("memory") or [None] * len(curve["x"])
-                cells = [
-                    [f"{x:,}", f"{y * 1e3:,.1f}", "-" if m is None else f"{m / 1e6:,.0f}"]
-                    for x, y, m in zip(curve["x"], curve["y"], memory, strict=True)
-                ]
-                print(report.table([curve["axis"], "ms", "memory MB"], cells) + "\n", flush=True)
+                print(report.growth_table(curve) + "\n", flush=True)
             if self.arguments.plot:
                 growth.plot(curves, Path(self.arguments.plot), machine.machine_line(self.machine))
 
@@ -375,6 +335,13 @@ class Benchmark:
             self.results["learn"] = curves
             if arguments.plot:
                 learning.plot(curves, Path(arguments.plot), machine.machine_line(self.machine))
+
+    def summary(self) -> None:
+        """All ratios at a glance."""
+        from benchmarking import report, summary
+
+        print("What was measured, ours beside each peer in the same run\n")
+        print(report.table(["what", "against", "measured"], summary.lines(self.results)), flush=True)
 
     def gpu(self) -> None:
         """Base and big in bf16 on a GPU: training with its share of the peak, the loss, decoding."""

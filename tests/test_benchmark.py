@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.append(str(SCRIPTS))
 
 import benchmark
-from benchmarking import decoding, growth, learning, losses, machine, report, training, workload
+from benchmarking import contenders, decoding, growth, learning, losses, machine, report, training, workload
 
 MINIATURE = {"layers": 1, "d_model": 16, "d_ff": 32, "heads": 2}
 
@@ -89,11 +89,9 @@ def test_all_commands_together_are_brief(monkeypatch):
         *(("small", 8_000), ("small", 37_000)),
         *(("base", 8_000), ("base", 37_000)),
     ]
-    assert [options["tokens_per_update"] for _, options in seen] == [4096, 4096, 2048, 2048]
     assert [options["with_memory"] for _, options in seen] == [False, True, False, True]
-    assert {(options["updates"], options["memory_tokens"], options["seconds"]) for _, options in seen} == {
-        (1, 4096, 100.0)
-    }
+    same = {(options["updates"], options["tokens_per_update"], options["seconds"]) for _, options in seen}
+    assert same == {(1, 4096, 60.0)}
 
 
 def test_generated_pairs_have_the_lengths_of_captions_and_repeat():
@@ -124,7 +122,7 @@ def test_the_peers_learn_what_ours_learns():
     torch.manual_seed(0)
     source, labels = torch.randint(3, 50, (40, 5)), torch.randint(3, 50, (40, 6))
     ours = size.ours().train()(source, labels=labels).loss.item()
-    plain = training.PlainTransformer(size).train()(source, labels).item() / labels.numel()
+    plain = contenders.PlainTransformer(size).train()(source, labels).item() / labels.numel()
     assert ours == pytest.approx(math.log(50), rel=0.25)
     assert plain == pytest.approx(math.log(50), rel=0.25)
 
@@ -138,16 +136,19 @@ def test_tables_are_markdown():
 
 
 def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(training, "BATCH_SIZES", {"cpu": (4, 8)})
-    monkeypatch.setattr(training, "TOKEN_BUDGETS", {"cpu": (64, 128)})
-    monkeypatch.setattr(training, "UNSORTED_TOKEN_BUDGETS", {"cpu": (64, 128)})
+    monkeypatch.setattr(contenders, "BATCH_SIZES", {"cpu": (4, 8)})
+    monkeypatch.setattr(contenders, "TOKEN_BUDGETS", {"cpu": (64, 128)})
+    monkeypatch.setattr(contenders, "UNSORTED_TOKEN_BUDGETS", {"cpu": (64, 128)})
     out = tmp_path / "results.json"
     flags = ["--size", "tiny", "--vocab_size", "300", "--tokens_per_update", "128", "--rounds", "2", "--updates", "2"]
     text = run(monkeypatch, capsys, "train", *flags, "--threads", "1", "--no_memory", "true", "--output", str(out))
     results = json.loads(out.read_text())
     names = [row["contender"] for row in results["train"]]
-    optional = [] if training.why_no_joeynmt() else [training.JOEYNMT]
-    assert names == [training.OURS, training.RANDOM, training.GROUPED, training.TORCH_NN, *optional]
+    optional = [] if contenders.why_no_joeynmt() else [contenders.JOEYNMT]
+    other = f"{contenders.OURS}, the other precision"
+    assert names == [contenders.OURS, contenders.RANDOM, contenders.GROUPED, contenders.TORCH_NN, *optional, other]
+    first, last = results["train"][0], results["train"][-1]
+    assert {first["settings"].split()[-1], last["settings"].split()[-1]} == {"fp32", "bf16"}
     assert all(name in text for name in names)
     assert ("JoeyNMT takes no part: " in text) is not bool(optional)
     for row in results["train"]:
@@ -157,30 +158,24 @@ def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path
     assert results["machine"]["threads"] == 1
 
 
-def test_an_update_has_about_the_tokens_asked_for(monkeypatch):
+def test_an_update_has_about_the_tokens_asked_for():
     pairs = workload.generated_pairs(300, 3000)
-    bench = training.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
-    seen = []
-    end_update = training._Meter.end_update
-
-    def spy(meter, device):
-        end_update(meter, device)
-        seen.append(meter.tokens)
-
-    monkeypatch.setattr(training._Meter, "end_update", spy)
-    contenders = [(training.OURS, 256), (training.RANDOM, 16), (training.TORCH_NN, 256)]
-    if training.why_no_joeynmt() is None:
-        contenders.append((training.JOEYNMT, 256))
-    for name, batch in contenders:
-        seen.clear()
-        bench.make(name, training.Settings(batch, False, 1000))(4)
-        assert (seen[-1] - seen[0]) / 4 == pytest.approx(1000, rel=0.3), name
+    bench = contenders.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
+    sizes = [(contenders.OURS, 256), (contenders.RANDOM, 16), (contenders.TORCH_NN, 256)]
+    if contenders.why_no_joeynmt() is None:
+        sizes.append((contenders.JOEYNMT, 256))
+    for name, batch in sizes:
+        run = bench.make(name, contenders.Settings(batch, False, 1000))
+        for updates in (4, 2):
+            meter = run(updates)
+            assert len(meter.ends) == updates
+            assert meter.tokens / updates == pytest.approx(1000, rel=0.3), name
 
 
 @pytest.fixture
 def joey():
     pytest.importorskip("joeynmt")
-    if why := training.why_no_joeynmt():
+    if why := contenders.why_no_joeynmt():
         pytest.skip(why)
     from benchmarking import joey
 
@@ -229,8 +224,8 @@ def test_joeynmt_sees_every_pair_once_an_epoch_and_learns_it(joey):
 
 def test_joeynmt_has_a_whole_update_in_one_batch_where_memory_is_measured(joey):
     pairs = workload.generated_pairs(300, 3000)
-    bench = training.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
-    _, mean = bench.joey_pairs.batches(bench.whole_batch(training.JOEYNMT, 1000), "cpu")
+    bench = contenders.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
+    _, mean = bench.joey_pairs.batches(bench.whole_batch(contenders.JOEYNMT, 1000), "cpu")
     assert mean == pytest.approx(1000, rel=0.15)
 
 
@@ -250,8 +245,8 @@ def test_without_joeynmt_the_error_says_so(monkeypatch, capsys):
 
 def test_memory_of_training_is_that_of_the_process_of_its_own():
     pairs = workload.generated_pairs(300, 200).to_dict()
-    settings = training.Settings(64, False, 64)
-    arguments = (workload.Workload("base", 300), training.OURS, settings, pairs, "cpu")
+    settings = contenders.Settings(64, False, 64)
+    arguments = (workload.Workload("base", 300), contenders.OURS, settings, pairs, "cpu")
     memory = machine.in_own_process(training.peak_memory_of, *arguments)
     parameters = workload.Workload("base", 300).ours().num_parameters()
     assert memory["peak"] - memory["before"] > 12 * parameters  # weights, gradients and Adam's moments, and no less
@@ -275,8 +270,8 @@ def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
     model = workload.Workload("tiny", 60).ours().eval()
     sources = list(workload.generated_pairs(60, 12)["input_ids"])
     task = decoding.Task(sources, 3, None, workload.PAD, workload.EOS)
-    contenders = decoding.decoders(model, task, 1, with_ctranslate2=True)
-    rows = decoding.benchmark(contenders, task, rounds=1, score=lambda outputs: 1.5)
+    decoders = decoding.decoders(model, task, 1, with_ctranslate2=True)
+    rows = decoding.benchmark(decoders, task, rounds=1, score=lambda outputs: 1.5)
     found = {row["contender"]: row for row in rows}
     assert found["MarianMT fp32"]["same_as_ours"] >= 11
     assert found[decoding.OURS]["same_as_ours"] == 12
@@ -335,7 +330,7 @@ def test_learn_draws_a_curve_for_each(monkeypatch, tmp_path):
         learning_rate=1e-3,
         tokens_per_batch=128,
         points=2,
-        contenders=(training.OURS, training.RANDOM),
+        contenders=(contenders.OURS, contenders.RANDOM),
     )
     for points in curves.values():
         assert len(points) == 2
@@ -399,7 +394,10 @@ def test_settings_are_found_by_growing_the_batch_while_that_is_faster():
         def make(self, name, settings):
             tried.append((settings.batch, settings.bf16))
             assert settings.tokens_per_update == 1024  # a quarter
-            return lambda updates: rates[settings.batch, settings.bf16]
+            meter = contenders.Meter("cpu")
+            tokens = rates[settings.batch, settings.bf16]
+            meter.ends = [(10.0, tokens), (11.0, 2 * tokens)]  # the first update of ten seconds does not count
+            return lambda updates: meter
 
-    assert training.best_settings(Bench(), "peer", 4096, (False, True)) == training.Settings(32, True, 4096)
+    assert training.best_settings(Bench(), "peer", 4096, (False, True)) == contenders.Settings(32, True, 4096)
     assert tried == [(16, False), (16, True), (32, True), (64, True)]

@@ -8,11 +8,13 @@ token by token.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from transformers import MarianMTModel
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.convert.marian import to_marian
 from vanilla_transformer.quantization import quantize_int8
 
@@ -27,7 +30,10 @@ from . import machine
 from .workload import word_tokenizer
 
 BATCH_SIZES = {"cpu": (16, 32, 64, 128), "cuda": (64, 128, 256, 512)}
-OURS = "vanilla-transformer fp32"
+OURS, PAPER = "vanilla-transformer fp32", "vanilla-transformer fp32, paper's ranking"
+HALF, INT8 = "vanilla-transformer bf16", "vanilla-transformer int8"
+MARIAN, MARIAN_HALF = "MarianMT fp32", "MarianMT bf16"
+CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
 Sentences = list[list[int]]
 Decoder = Callable[[Sentences, int], Sentences]
 
@@ -117,35 +123,74 @@ def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> D
     return decode
 
 
-def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
-    """Return the contenders by name; ours in fp32 is the first.
+def names(*, with_ctranslate2: bool) -> list[str]:
+    """Return the contenders; ours in fp32 is the first."""
+    return [OURS, PAPER, HALF, INT8, MARIAN, MARIAN_HALF] + ([CT2, CT2_INT8] if with_ctranslate2 else [])
+
+
+def decoder(name: str, model: Any, task: Task, threads: int) -> Decoder:
+    """Return a contender.
 
     Args:
+        name: One of `names`.
         model: Our model in fp32, in evaluation mode.
         task: What to decode.
         threads: Threads for CTranslate2, as many as torch has.
-        with_ctranslate2: Whether CTranslate2 takes part.
 
     All rank by log P over length and stop at K finished hypotheses, as CTranslate2 does; ours, too, with the paper's
     ranking.
     """
     library = {"length_penalty": 1.0, "early_stopping": True}
-    marian: MarianMTModel = to_marian(model, allow_layer_norm_eps=True)
-    for module in marian.modules():  # MarianMT's is fixed at 1e-5 in a checkpoint, not in memory
-        if isinstance(module, torch.nn.LayerNorm):
-            module.eps = model.config.layer_norm_eps
-    half, quantised = copy.deepcopy(model).bfloat16(), quantize_int8(copy.deepcopy(model))
-    found: dict[str, Decoder] = {
-        OURS: by_generate(model, task, **library),
-        "vanilla-transformer fp32, paper's ranking": by_generate(model, task),
-        "vanilla-transformer bf16": by_generate(half, task, **library),
-        "vanilla-transformer int8": by_generate(quantised, task, **library),
-        "MarianMT fp32": by_generate(marian.to(model.device).eval(), task, **library),
-    }
-    if with_ctranslate2:
-        for compute_type in ("float32", "int8"):
-            found[f"CTranslate2 {compute_type}"] = by_ctranslate2(model, task, compute_type, threads)
-    return found
+    if name in (CT2, CT2_INT8):
+        return by_ctranslate2(model, task, "float32" if name == CT2 else "int8", threads)
+    if name in (MARIAN, MARIAN_HALF):
+        marian: MarianMTModel = to_marian(model, allow_layer_norm_eps=True)
+        for module in marian.modules():  # MarianMT's is fixed at 1e-5 in a checkpoint, not in memory
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = model.config.layer_norm_eps
+        dtype = torch.float32 if name == MARIAN else torch.bfloat16
+        return by_generate(marian.to(model.device, dtype).eval(), task, **library)
+    if name == HALF:
+        model = copy.deepcopy(model).bfloat16()
+    elif name == INT8:
+        model = quantize_int8(copy.deepcopy(model))
+    return by_generate(model, task, **({} if name == PAPER else library))
+
+
+def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
+    """Return all contenders by name; the arguments are those of `decoder` and `names`."""
+    return {name: decoder(name, model, task, threads) for name in names(with_ctranslate2=with_ctranslate2)}
+
+
+def best_batch(decode: Decoder, sources: Sentences, sizes: Sequence[int]) -> int:
+    """Return the batch size with which these sentences are decoded soonest: it grows as long as that is faster."""
+    decode(sources[:16], 16)  # first calls do more
+    best, least = 0, math.inf
+    for size in [size for size in sizes if size <= len(sources)] or [len(sources)]:
+        seconds = machine.timed_once(partial(decode, sources, size))
+        if seconds > least:
+            break
+        best, least = size, seconds
+    return best
+
+
+def peak_memory_of(name: str, folder: str, task: Task, batch: int, threads: int) -> dict[str, int]:
+    """Return the memory of decoding in bytes: its peak, and before a model was made. For a process of its own.
+
+    Args:
+        name: The contender.
+        folder: Our model.
+        task: What to decode.
+        batch: Sentences a batch.
+        threads: Threads of torch and CTranslate2.
+    """
+    torch.set_num_threads(threads)
+    before = machine.peak_memory()
+    decode = decoder(name, VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval(), task, threads)
+    gc.collect()
+    machine.reset_peak_memory()  # making the contender out of our model is no part of decoding
+    decode(task.sources, batch)
+    return {"peak": machine.peak_memory(), "before": before}
 
 
 def benchmark(
@@ -156,6 +201,7 @@ def benchmark(
     device: str = "cpu",
     score: Callable[[Sentences], float] | None = None,
     seconds: float = math.inf,
+    trial: int = 256,
 ) -> list[dict[str, Any]]:
     """Return a row a contender: best batch size, seconds, ratio, same translations as ours in fp32, and BLEU.
 
@@ -166,19 +212,18 @@ def benchmark(
         device: Where: it decides which batch sizes are tried.
         score: BLEU of translations, if there are references.
         seconds: No further round begins after so many.
+        trial: Batch sizes are tried on about so many of the sentences.
     """
-    some = task.sources[:: max(1, len(task.sources) // 256)]
-    batch: dict[str, int] = {}
-    for name, decode in found.items():
-        decode(some[:16], 16)
-        sizes = [size for size in BATCH_SIZES[device.partition(":")[0]] if size <= len(some)] or [len(some)]
-        trials = {size: machine.timed_once(partial(decode, some, size)) for size in sizes}
-        batch[name] = min(trials, key=lambda size: trials[size])
-    outputs = {name: decode(task.sources, batch[name]) for name, decode in found.items()}
-    runs = {
-        name: partial(machine.timed_once, partial(decode, task.sources, batch[name])) for name, decode in found.items()
-    }
-    results = machine.alternate(runs, rounds, seconds)
+    some = task.sources[:: max(1, len(task.sources) // trial)]
+    batch = {name: best_batch(decode, some, BATCH_SIZES[device.partition(":")[0]]) for name, decode in found.items()}
+    outputs: dict[str, Sentences] = {}
+
+    def run(name: str) -> float:
+        start = time.perf_counter()
+        outputs[name] = found[name](task.sources, batch[name])
+        return time.perf_counter() - start
+
+    results = machine.alternate({name: partial(run, name) for name in found}, rounds, seconds)
     tokens = sum(map(len, outputs[OURS])) + len(task.sources)
     return [
         {
@@ -195,6 +240,18 @@ def benchmark(
     ]
 
 
+def add_memory(rows: list[dict[str, Any]], model: Any, task: Task, threads: int) -> None:
+    """Add to each row of `benchmark` what memory its contender takes, on a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        for row in rows:
+            longest = sorted(task.sources, key=len)[-row["batch"] :]  # the batch that needs most
+            some = replace(task, sources=longest)
+            row["memory"] = machine.in_own_process(
+                peak_memory_of, row["contender"], folder, some, row["batch"], threads
+            )
+
+
 def latency(found: dict[str, Decoder], task: Task, *, rounds: int) -> list[dict[str, Any]]:
     """Return the median seconds of a sentence decoded alone, a row a contender of `decoders`."""
     sentences = task.sources[:: max(1, len(task.sources) // 12)][:12]
@@ -209,6 +266,7 @@ def latency(found: dict[str, Decoder], task: Task, *, rounds: int) -> list[dict[
         {
             "contender": name,
             "seconds": statistics.median(results[name]),
+            "all_rounds": results[name],
             "ours_over_this": machine.paired_ratio(results[name], results[OURS]),
         }
         for name in found

@@ -22,7 +22,7 @@ from vanilla_transformer.trainer import VanillaTransformerTrainer
 from vanilla_transformer.training_arguments import VanillaTransformerTrainingArguments
 from vanilla_transformer.translation import translate_sentences
 
-from .training import GROUPED, OURS, RANDOM, grouping_by_length, quiet_arguments, watch_labels
+from .contenders import GROUPED, OURS, RANDOM, Meter, grouping_by_length, quiet_arguments, watch
 from .workload import LABEL_SMOOTHING, Workload
 
 
@@ -34,13 +34,12 @@ def _now() -> float:
 class _Curve(TrainerCallback):
     """Evaluates at equal distances of the training and keeps the score with the minutes and tokens so far."""
 
-    def __init__(self, updates: int, points: int, validation: list[tuple[str, str]], tokenizer: Any) -> None:
+    def __init__(
+        self, updates: int, points: int, validation: list[tuple[str, str]], tokenizer: Any, meter: Meter
+    ) -> None:
         self.at = {round(updates * (index + 1) / points) for index in range(points)}
-        self.validation, self.tokenizer = validation, tokenizer
-        self.tokens, self.seconds, self.points = 0, 0.0, []  # type: int, float, list[dict[str, float]]
-
-    def count(self, labels: torch.Tensor) -> None:
-        self.tokens += int((labels != -100).sum())
+        self.validation, self.tokenizer, self.meter = validation, tokenizer, meter
+        self.seconds, self.points = 0.0, []  # type: float, list[dict[str, float]]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.began = _now()
@@ -55,7 +54,7 @@ class _Curve(TrainerCallback):
         found = translate_sentences(model, self.tokenizer, sources, num_beams=1, max_new_tokens=80)
         bleu = sacrebleu.corpus_bleu([row[0].text for row in found], [list(references)]).score
         self.points.append(
-            {"minutes": self.seconds / 60, "updates": state.global_step, "tokens": self.tokens, "bleu": bleu}
+            {"minutes": self.seconds / 60, "updates": state.global_step, "tokens": self.meter.tokens, "bleu": bleu}
         )
         print(f"  {self.points[-1]}", flush=True)
         self.began = _now()
@@ -72,8 +71,9 @@ def _trainer(
     batch: int,
     lr: float,
     bf16: bool,
+    device: str,
 ) -> Any:
-    options = quiet_arguments(folder, bf16, "cuda" if torch.cuda.is_available() else "cpu") | {
+    options = quiet_arguments(folder, bf16, device) | {
         "max_steps": updates,
         "learning_rate": lr,
         "lr_scheduler_type": "cosine",
@@ -134,18 +134,21 @@ def benchmark(
         save_to: Where our model is saved at its end, with the tokenizer.
     """
     curves = {}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"folder": folder, "batch": tokens_per_batch, "lr": learning_rate, "bf16": bf16}
+        settings["device"] = device
         for name in contenders:
             print(f"{name}, {minutes:g} minutes", flush=True)
             trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
-            watch_labels(trial, trial.data_collator, lambda labels: None)
+            watch(trial, trial.data_collator, Meter(device))
             start = _now()
             trial.train()
             updates = max(points, round(40 * minutes * 60 / (_now() - start)))
             trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
-            curve = _Curve(updates, points, validation, tokenizer)
-            watch_labels(trainer, trainer.data_collator, curve.count)
+            meter = Meter(device)
+            watch(trainer, trainer.data_collator, meter)
+            curve = _Curve(updates, points, validation, tokenizer, meter)
             trainer.add_callback(curve)
             trainer.train()
             curves[name] = curve.points
