@@ -18,7 +18,9 @@ within a round are reported. The method and our results: docs/performance.md.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import itertools
 import json
 import math
 import sys
@@ -32,6 +34,10 @@ sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not h
 from arguments import clear_errors, parse, wants_help
 
 COMMANDS = ("train", "loss", "decode", "load", "growth", "learn", "gpu", "all")
+TOGETHER = {  # what the words for several commands stand for
+    "all": ("train", "loss", "decode", "load", "growth", "summary"),
+    "gpu": ("train", "loss", "decode", "summary"),
+}
 LEARNERS = ("ours", "marian", "marian_by_length")
 
 
@@ -86,10 +92,15 @@ def main() -> None:
         given = f", not {sys.argv[1]!r}" if len(sys.argv) > 1 else ""
         raise SystemExit(f"benchmark.py: error: the first word must be one of {', '.join(COMMANDS)}{given}")
     (arguments,) = parse(sys.argv[2:] if command else sys.argv[1:], __doc__, [BenchmarkArguments])
+    commands = TOGETHER.get(str(command), (command,))
     with clear_errors():
+        if command == "gpu":
+            prepare_gpu(arguments)
         prepare(arguments)
-    bench = Benchmark(arguments, brief=command == "all")
-    for name in ("train", "loss", "decode", "load", "growth", "summary") if command == "all" else (command,):
+        bench = Benchmark(arguments, brief=command in TOGETHER)
+        if "decode" in commands:
+            bench.trained  # noqa: B018 - a checkpoint that cannot be loaded is found out now
+    for name in commands:
         start = time.perf_counter()
         getattr(bench, str(name))()
         print(f"\n({name}: {time.perf_counter() - start:.0f} s)\n", flush=True)
@@ -123,9 +134,23 @@ def prepare(arguments: Any) -> None:
     for path in [*(arguments.data or ()), *(arguments.test_data or ())]:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
+    for name in ("output", "plot"):
+        path = getattr(arguments, name)
+        if path and not Path(path).absolute().parent.is_dir():
+            raise FileNotFoundError(f"--{name} {path}: there is no folder {Path(path).parent}; make it first")
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def prepare_gpu(arguments: Any) -> None:
+    """Choose what fits a GPU where nothing else was asked for: base and big, bf16, 25,000 tokens an update."""
+    if not arguments.device.startswith("cuda"):
+        raise ValueError(f"gpu needs --device cuda, got {arguments.device}")
+    arguments.precision = arguments.precision or ["bf16"]
+    arguments.size = arguments.size or ["base", "big"]
+    arguments.vocab_size = arguments.vocab_size or [37_000]
+    arguments.tokens_per_update = max(arguments.tokens_per_update, 25_000)
 
 
 class Benchmark:
@@ -134,7 +159,8 @@ class Benchmark:
     Args:
         arguments: `BenchmarkArguments`.
         brief: Keep to what is needed, so that all commands together end soon: an update a round, no further round
-            after a minute, smaller trials of settings, training memory with the largest vocabulary only.
+            after a minute, smaller trials of settings, training memory for the last size and vocabulary only, JoeyNMT
+            for the first only (unless it was asked for).
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
@@ -166,47 +192,56 @@ class Benchmark:
         if not arguments.contenders and (why := why_no_joeynmt()):
             contenders = tuple(name for name in contenders if name != JOEYNMT)
             print(f"JoeyNMT takes no part: {why}.\n")
-        for size in self._sizes("small", "base"):
-            vocab_sizes = arguments.vocab_size or [8_000, 37_000]
-            for vocab_size in vocab_sizes:
-                if arguments.data:
-                    dataset, tokenizer = corpus_pairs(arguments.data, vocab_size, 40_000)
-                    what = f"{len(dataset):,} pairs of {arguments.data[0]}"
-                else:
-                    dataset, tokenizer = generated_pairs(vocab_size, 20_000), word_tokenizer(vocab_size)
-                    what = "generated pairs"
-                workload = Workload(size, vocab_size)
-                rows = training.benchmark(
-                    workload,
-                    dataset,
-                    tokenizer,
-                    tokens_per_update=arguments.tokens_per_update,
-                    updates=1 if self.brief else arguments.updates,
-                    rounds=arguments.rounds,
-                    device=arguments.device,
-                    precisions=precisions,
-                    contenders=contenders,
-                    with_memory=not arguments.no_memory and not (self.brief and vocab_size < max(vocab_sizes)),
-                    trial=512 if self.brief else 1024,
-                    seconds=self.seconds,
-                )
-                self.results.setdefault("train", []).extend(rows)
-                tokens = f"{arguments.tokens_per_update:,} real target tokens an update"
-                print(f"Training, {workload}, {what}, {tokens}\n\n{report.training_table(rows)}\n", flush=True)
+        sizes, vocab_sizes = self._sizes("small", "base"), arguments.vocab_size or [8_000, 37_000]
+        if arguments.data:
+            texts = {vocab_size: corpus_pairs(arguments.data, vocab_size, 40_000) for vocab_size in vocab_sizes}
+            what = f"pairs of {arguments.data[0]}"
+        else:
+            texts = {v: (generated_pairs(v, 20_000), word_tokenizer(v)) for v in vocab_sizes}
+            what = "generated pairs"
+        workloads = list(itertools.product(sizes, vocab_sizes))
+        for size, vocab_size in workloads:
+            dataset, tokenizer = texts[vocab_size]
+            taking_part = contenders
+            if self.brief and not arguments.contenders and (size, vocab_size) != workloads[0]:
+                taking_part = tuple(name for name in contenders if name != JOEYNMT)
+            is_last = (size, vocab_size) == workloads[-1]
+            workload = Workload(size, vocab_size)
+            rows = training.benchmark(
+                workload,
+                dataset,
+                tokenizer,
+                tokens_per_update=arguments.tokens_per_update,
+                updates=1 if self.brief else arguments.updates,
+                rounds=arguments.rounds,
+                device=arguments.device,
+                precisions=precisions,
+                contenders=taking_part,
+                with_memory=(is_last or not self.brief) and not arguments.no_memory,
+                trial=512 if self.brief else 1024,
+                seconds=self.seconds,
+            )
+            self.results.setdefault("train", []).extend(rows)
+            tokens = f"{arguments.tokens_per_update:,} real target tokens an update"
+            print(
+                f"Training, {workload}, {len(dataset):,} {what}, {tokens}\n\n{report.training_table(rows)}\n",
+                flush=True,
+            )
 
     def loss(self) -> None:
         """The loss with its gradients, alone."""
         from benchmarking import losses, report
 
+        tokens = 25_000 if self.arguments.device.startswith("cuda") else 2_048
         rows = losses.benchmark(
-            [(256, 8_000), (512, 8_000), (512, 37_000)],
-            tokens=2048,
+            losses.SIZES,
+            tokens=tokens,
             rounds=self.arguments.rounds,
             device=self.arguments.device,
             with_memory=not self.arguments.no_memory,
         )
         self.results["loss"] = rows
-        print("Output projection and smoothed loss, forward and backward, 2,048 tokens\n")
+        print(f"Output projection and smoothed loss, forward and backward, {tokens:,} tokens\n")
         print(report.loss_table(rows), flush=True)
 
     def decode(self) -> None:
@@ -220,18 +255,8 @@ class Benchmark:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
         common = {"rounds": arguments.rounds, "device": arguments.device, "seconds": self.seconds}
         common["trial"] = 64 if self.brief else 256
-        model, task, score, what = self._trained_model()
-        found = decoding.decoders(model, task, arguments.threads, with_ctranslate2=with_ctranslate2)
-        rows = decoding.benchmark(found, task, score=score, **common)
-        if arguments.device == "cpu" and not arguments.no_memory:
-            decoding.add_memory(rows, model, task, arguments.threads)
-        print(f"Decoding, {what}, {len(task.sources):,} sentences, {task.num_beams} beams\n")
-        print(report.decoding_table(rows, len(task.sources)), flush=True)
-        self.results["decode"] = rows
-        alone = decoding.latency(found, task, rounds=arguments.rounds)
-        self.results["latency"] = alone
-        print("\nOne sentence alone, the same model\n")
-        print(report.latency_table(alone), flush=True)
+        if self.trained is not None:
+            self._decode_trained(self.trained, with_ctranslate2, common)
         for size in self._sizes("base"):
             workload = Workload(size, 8_000)
             sources = list(generated_pairs(workload.vocab_size, 128 if self.brief else 256)["input_ids"])
@@ -243,13 +268,37 @@ class Benchmark:
             print(report.decoding_table(rows, len(sources)), flush=True)
             self.results.setdefault("decode_random", {})[str(workload)] = rows
 
-    def _trained_model(self) -> tuple[Any, Any, Any, str]:
-        """The checkpoint and its sentences, or a model of the embedded grammar, trained if it is not there."""
+    def _decode_trained(self, trained: Any, with_ctranslate2: bool, common: dict[str, Any]) -> None:
+        from benchmarking import decoding, report
+
+        model, task, score, what = trained
+        arguments = self.arguments
+        found = decoding.decoders(model, task, arguments.threads, with_ctranslate2=with_ctranslate2)
+        rows = decoding.benchmark(found, task, score=score, **common)
+        if arguments.device == "cpu" and not arguments.no_memory:
+            decoding.add_memory(rows, model, task, arguments.threads)
+        print(f"Decoding, {what}, {len(task.sources):,} sentences, {task.num_beams} beams\n")
+        print(report.decoding_table(rows, len(task.sources)), flush=True)
+        self.results["decode"] = rows
+        alone = decoding.latency(found, task, rounds=arguments.rounds)
+        self.results["latency"] = alone
+        print("\nOne sentence alone, the same model\n")
+        print(report.latency_table(alone), flush=True)
+
+    @functools.cached_property
+    def trained(self) -> tuple[Any, Any, Any, str] | None:
+        """A model, what to decode with it, what gives BLEU, and its name.
+
+        It is the checkpoint and its sentences, or a model of the embedded grammar, trained if it is not there; None on
+        a GPU without a checkpoint, where the time to train one is better spent.
+        """
         import sacrebleu
         from benchmarking import decoding
         from loading import grammar_splits, load_model
 
         arguments = self.arguments
+        if arguments.device != "cpu" and not arguments.checkpoint:
+            return None
         folder = arguments.checkpoint or grammar_model()
         model, tokenizer = load_model(folder, arguments.device, "float32", trust_remote_code=False)
         files = arguments.test_data or (arguments.data if arguments.checkpoint else None)
@@ -283,7 +332,7 @@ class Benchmark:
 
         for size in self._sizes("base"):
             rows = loading.benchmark(Workload(size, 37_000), rounds=self.arguments.rounds)
-            self.results["load"] = rows
+            self.results.setdefault("load", {})[size] = rows
             print(f"Loading, {size}\n")
             print(report.loading_table(rows), flush=True)
 
@@ -295,7 +344,7 @@ class Benchmark:
         for size in self._sizes("small"):
             rounds = 1 if self.brief else self.arguments.rounds
             curves = growth.benchmark(Workload(size, 8_000), rounds=rounds, device=self.arguments.device)
-            self.results["growth"] = curves
+            self.results.setdefault("growth", {})[size] = curves
             for curve in curves:
                 print(f"{curve['name']}, {size}\n")
                 print(report.growth_table(curve) + "\n", flush=True)
@@ -332,7 +381,7 @@ class Benchmark:
                 contenders=self._contenders(*LEARNERS),
                 save_to=Path(arguments.save_to) if arguments.save_to else None,
             )
-            self.results["learn"] = curves
+            self.results.setdefault("learn", {})[size] = curves
             if arguments.plot:
                 learning.plot(curves, Path(arguments.plot), machine.machine_line(self.machine))
 
@@ -342,16 +391,6 @@ class Benchmark:
 
         print("What was measured, ours beside each peer in the same run\n")
         print(report.table(["what", "against", "measured"], summary.lines(self.results)), flush=True)
-
-    def gpu(self) -> None:
-        """Base and big in bf16 on a GPU: training with its share of the peak, the loss, decoding."""
-        self.arguments.precision = self.arguments.precision or ["bf16"]
-        self.arguments.size = self.arguments.size or ["base", "big"]
-        self.arguments.vocab_size = self.arguments.vocab_size or [37_000]
-        self.arguments.tokens_per_update = max(self.arguments.tokens_per_update, 25_000)
-        self.train()
-        self.loss()
-        self.decode()
 
 
 def grammar_model() -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -11,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 import transformers
+from script_modules import SCRIPTS
 from tiny_models import TINY
 from transformers import AutoModelForSeq2SeqLM
 
@@ -48,3 +52,13 @@ def make_model(make_config) -> Callable[..., VanillaTransformerForConditionalGen
         return model.to(dtype).eval()
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model trained by the quickstart recipe; for slow tests, it takes minutes."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    recipe = SCRIPTS / "recipes" / "phrase_grammar.yaml"
+    command = [sys.executable, SCRIPTS / "train.py", recipe, "--output_dir", folder]
+    subprocess.run(command, check=True, timeout=3600)
+    return folder

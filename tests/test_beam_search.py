@@ -1,5 +1,6 @@
 """Our beam search against the library's, option by option, and against the paper's ranking written out in Python."""
 
+import copy
 import itertools
 import logging
 import math
@@ -7,7 +8,14 @@ import math
 import pytest
 import torch
 from tiny_models import SHARING, SOURCES, TINY, pad, randomise
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    WatermarkingConfig,
+)
 from transformers.generation import BaseStreamer, StoppingCriteria, StoppingCriteriaList
 
 import vanilla_transformer as vt
@@ -15,7 +23,10 @@ from vanilla_transformer import beam_decoder_vanilla_transformer as beam_decoder
 from vanilla_transformer import beam_search_vanilla_transformer as beam_search
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.beam_search_vanilla_transformer import largest, log_sum_exp
+from vanilla_transformer.metrics import TranslationScore
+from vanilla_transformer.phrase_grammar import generate_splits
 from vanilla_transformer.projection_vanilla_transformer import Workspace
+from vanilla_transformer.quantization import quantize_int8
 
 KINDS = {
     "post-norm": {},
@@ -93,6 +104,14 @@ def test_equals_the_librarys_three_rules_of_stopping(model, monkeypatch, early_s
         {"prefix_allowed_tokens_fn": lambda batch, ids: [1, 3 + batch, 10, 11, 12, 13, 14]},
         {"exponential_decay_length_penalty": (3, 1.5)},
         {"renormalize_logits": True, "suppress_tokens": [4, 5, 6]},
+        {"min_length": 7},
+        {"begin_suppress_tokens": [9, 10, 11, 12]},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"sequence_bias": [[[5], 3.0], [[9, 4], -2.0]]},
+        {"remove_invalid_values": True},
+        {"watermarking_config": WatermarkingConfig(bias=1.5)},
+        {"max_time": 1e-9},  # over after the first step
+        {"temperature": 0.3, "top_k": 2, "top_p": 0.5},  # of sampling, without effect here
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -175,57 +194,82 @@ def test_sentences_leave_the_batch_and_change_nothing(model, monkeypatch):
 # ----------------------------------------------------------------------------------------------- the paper's ranking
 
 
-def reference(model, source, *, num_beams, alpha, cap, stop=False):
-    """Beam search in plain Python: no cache, no batch; score log P / ((5 + |Y|) / 6)^α, all of the `cap` tokens."""
+def reference(model, source, *, num_beams, alpha, cap, count=1, forbidden=()):
+    """Beam search in plain Python and float64, no cache, no batch: all finished hypotheses of at most `cap` tokens.
+
+    Ranked by log P / ((5 + |Y|) / 6)^α. With it comes the number of steps after which the `count` best are certain:
+    no running hypothesis, were all its tokens up to the cap certain, would get a score above theirs.
+    """
     encoded = model.get_encoder()(torch.tensor([source]))
-    running, finished = [((2,), 0.0)], []
+    running, finished, certain = [((2,), 0.0)], [], None
     for length in range(1, cap + 1):
         candidates = []
         for tokens, score in running:
             with torch.no_grad():
                 logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
             log_probabilities = logits.double().log_softmax(-1).tolist()
-            candidates += [((*tokens, token), score + p) for token, p in enumerate(log_probabilities)]
+            candidates += [
+                ((*tokens, token), score + p) for token, p in enumerate(log_probabilities) if token not in forbidden
+            ]
         best = sorted(candidates, key=lambda c: -c[1])[: 2 * num_beams]
         ends = [tokens[-1] == 1 or length == cap for tokens, _ in best]
         divisor = ((5 + length) / 6) ** alpha
         finished += [(t, s / divisor) for (t, s), end in list(zip(best, ends, strict=True))[:num_beams] if end]
         finished = sorted(finished, key=lambda c: -c[1])[:num_beams]
         running = [c for c, end in zip(best, ends, strict=True) if not end][:num_beams]
+        reachable = running[0][1] / ((5 + cap) / 6) ** alpha if running else -math.inf
+        if certain is None and (not running or (len(finished) >= count and reachable <= finished[count - 1][1])):
+            certain = length
         if not running:
             break
-    return finished
+    return finished, certain
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_the_papers_ranking_equals_the_formula_and_stops_without_losing_anything(model, alpha):
+@pytest.mark.parametrize("forbidden", [(), (1, 30)])  # a sentence that may not end ends at the cap
+def test_the_papers_ranking_equals_the_formula_and_stops_without_losing_anything(model, alpha, forbidden):
     ids, mask = sources().values()
     for count in (1, 3):
         output = model.generate(
             ids, attention_mask=mask, num_beams=3, num_return_sequences=count, gnmt_alpha=alpha, max_new_tokens=9,
-            **dictionary(),
+            suppress_tokens=list(forbidden) or None, **dictionary(),
         )  # fmt: skip
         rows = list(zip(output.sequences.tolist(), output.sequences_scores.tolist(), strict=True))
         for number, (source, real) in enumerate(zip(ids, mask.bool(), strict=True)):
-            want = reference(model, source[real].tolist(), num_beams=3, alpha=alpha, cap=9)[:count]
-            for (tokens, score), (row, found) in zip(want, rows[number * count :], strict=False):
+            source = source[real].tolist()
+            want, _ = reference(model, source, num_beams=3, alpha=alpha, cap=9, forbidden=forbidden)
+            for (tokens, score), (row, found) in zip(want[:count], rows[number * count :], strict=False):
                 assert tuple(row[: len(tokens)]) == tokens
                 assert not any(row[len(tokens) :])
                 assert found == pytest.approx(score, abs=1e-4)
 
 
-def test_it_stops_as_soon_as_nothing_better_can_come(monkeypatch):
-    model = make_model(std=0.7)  # sure of itself
+def test_it_stops_as_soon_as_nothing_better_can_come_and_not_before(monkeypatch):
     steps = []
-    step = vt.modeling_vanilla_transformer.BeamSearch._logits
-    monkeypatch.setattr(
-        vt.modeling_vanilla_transformer.BeamSearch, "_logits", lambda s, n: (steps.append(n), step(s, n))[1]
-    )
-    model.generate(**sources(), eos_token_id=list(range(3, 30)), max_new_tokens=60)
-    assert len(steps) < 60
+    step = beam_search.BeamSearch._logits
+    monkeypatch.setattr(beam_search.BeamSearch, "_logits", lambda s, n: (steps.append(n), step(s, n))[1])
+    found = set()
+    for seed, alpha, count in itertools.product(range(6), (0.0, 0.6, 1.5), (1, 2)):
+        model = make_model(std=0.2, vocab_size=8, output_bias=True)
+        with torch.no_grad():
+            model.final_logits_bias[0, 1] = 1.0  # so that sentences end
+        source = [3 + seed % 5, 3 + seed % 4, 4, 1]
+        want, certain = reference(model, source, num_beams=3, alpha=alpha, cap=25, count=count)
+        steps.clear()
+        row = model.generate(
+            torch.tensor([source]), num_beams=3, num_return_sequences=count, gnmt_alpha=alpha, max_new_tokens=25
+        )[0].tolist()
+        assert len(steps) == certain
+        assert tuple(row[: len(want[0][0])]) == want[0][0]
+        found.add(certain)
+    assert min(found) < max(found)
+    assert min(found) < 25  # else the cap would have done it
 
 
-def test_scores_are_those_of_forced_decoding(model):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_scores_are_those_of_forced_decoding(dtype, tolerance):
+    # The model's own forward pass in the same type, which rounds other sums: hence the tolerance.
+    model = make_model().to(dtype)
     ids, mask = sources().values()
     output = model.generate(ids, attention_mask=mask, num_return_sequences=4, max_length_offset=3, **dictionary())
     for row, score, source, real in zip(
@@ -237,10 +281,89 @@ def test_scores_are_those_of_forced_decoding(model):
     ):
         tokens = row[row != 0]
         with torch.no_grad():
-            logits = model(source[None, real.bool()], decoder_input_ids=tokens[None, :-1]).logits[0]
+            logits = model(source[None, real.bool()], decoder_input_ids=tokens[None, :-1]).logits[0].float()
         log_probability = logits.log_softmax(-1).gather(1, tokens[1:, None]).sum()
         divisor = ((5 + len(tokens) - 1) / 6) ** 0.6
-        assert float(score) == pytest.approx(float(log_probability) / divisor, abs=1e-4)
+        assert float(score) == pytest.approx(float(log_probability) / divisor, rel=tolerance, abs=1e-4)
+
+
+def test_int8_equals_the_librarys_search_on_the_same_layers(monkeypatch):
+    # Activations get a scale a call, so that a batch must be the same rows: one sentence, which goes on to the end.
+    model = quantize_int8(make_model())
+    model.generation_config.eos_token_id = None
+    for source in (*SOURCES, [9, 8, 7, 6, 5, 4, 3, 9, 8, 1]):
+        options = dictionary(num_beams=4, num_return_sequences=4, max_new_tokens=9, length_penalty=1.0)
+        ours = model.generate(torch.tensor([source]), **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), "_searches_itself", lambda self, sources: False)
+            theirs = model.generate(torch.tensor([source]), **options)
+        assert_same(ours, theirs)
+
+
+# ---------------------------------------------------------------------------------------------------- a trained model
+
+
+@pytest.fixture(scope="module")
+def grammar_model(trained_folder):
+    """The quickstart's model, a thousand sentences in batches, and what gives the BLEU of their translations."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(trained_folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained_folder)
+    pairs = sorted(generate_splits().test, key=lambda pair: len(pair[0]))
+    assert len(pairs) == 1000
+    encoded = [
+        dict(tokenizer([source for source, _ in pairs[start : start + 100]], padding=True, return_tensors="pt"))
+        for start in range(0, 1000, 100)
+    ]
+
+    def score(outputs):
+        texts = [text for rows in outputs for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+        return TranslationScore().compute(predictions=texts, references=[target for _, target in pairs])["bleu"]
+
+    return model, encoded, score
+
+
+def n_best(model, encoded, **options):
+    """Return tokens and score of each hypothesis, sentence by sentence."""
+    found = []
+    for rows in encoded:
+        output = model.generate(
+            **rows, num_beams=4, num_return_sequences=4, max_new_tokens=60, **dictionary(), **options
+        )
+        found += zip(
+            (row[row != 0].tolist() for row in output.sequences), output.sequences_scores.tolist(), strict=True
+        )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_a_thousand_sentences_have_the_librarys_n_best_lists(grammar_model, monkeypatch, early_stopping):
+    model, encoded, _ = grammar_model
+    options = {"length_penalty": 1.0, "early_stopping": early_stopping}
+    ours = n_best(model, encoded, **options)
+    monkeypatch.setattr(type(model), "_searches_itself", lambda self, sources: False)
+    theirs = n_best(model, encoded, **options)
+    assert len(ours) == len(theirs) == 4000
+    for start in range(0, 4000, 4):
+        mine, its = ours[start : start + 4], theirs[start : start + 4]
+        torch.testing.assert_close(
+            torch.tensor([score for _, score in mine]), torch.tensor([score for _, score in its]), rtol=0, atol=1e-4
+        )
+        for (tokens, _), (others, score) in zip(mine, its, strict=True):
+            # Another order or another hypothesis is right only at a tie.
+            tied = [other for other, theirs in its if abs(theirs - score) < 1e-4]
+            assert tokens == others or tokens in tied or score - its[-1][1] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_the_fast_precisions_lose_no_quality_on_a_thousand_sentences(grammar_model, precision):
+    model, encoded, score = grammar_model
+    fast = copy.deepcopy(model)
+    fast = fast.bfloat16() if precision == "bf16" else quantize_int8(fast)
+    plain, other = (score([m.generate(**rows) for rows in encoded]) for m in (model, fast))
+    assert plain > 80
+    assert other > plain - 0.2
 
 
 # ------------------------------------------------------------------------------------------------------- what rules

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.append(str(SCRIPTS))
 
 import benchmark
-from benchmarking import contenders, decoding, growth, learning, losses, machine, report, training, workload
+from benchmarking import contenders, decoding, growth, learning, loading, losses, machine, report, training, workload
 
 MINIATURE = {"layers": 1, "d_model": 16, "d_ff": 32, "heads": 2}
 
@@ -81,7 +81,7 @@ def test_no_round_begins_after_the_time_but_one_is_always_run(monkeypatch):
 def test_all_commands_together_are_brief(monkeypatch):
     seen = []
     monkeypatch.setattr(training, "benchmark", lambda workload, *_, **options: seen.append((workload, options)) or [])
-    monkeypatch.setattr(workload, "generated_pairs", lambda vocab_size, count: None)
+    monkeypatch.setattr(workload, "generated_pairs", lambda vocab_size, count: [])
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "train"])
     (arguments,) = benchmark.parse([], "", [benchmark.BenchmarkArguments])
     benchmark.Benchmark(arguments, brief=True).train()
@@ -89,7 +89,10 @@ def test_all_commands_together_are_brief(monkeypatch):
         *(("small", 8_000), ("small", 37_000)),
         *(("base", 8_000), ("base", 37_000)),
     ]
-    assert [options["with_memory"] for _, options in seen] == [False, True, False, True]
+    assert [options["with_memory"] for _, options in seen] == [False, False, False, True]
+    others = (contenders.OURS, contenders.RANDOM, contenders.GROUPED, contenders.TORCH_NN)
+    assert [options["contenders"] for _, options in seen[1:]] == [others] * 3
+    assert seen[0][1]["contenders"][:4] == others
     same = {(options["updates"], options["tokens_per_update"], options["seconds"]) for _, options in seen}
     assert same == {(1, 4096, 60.0)}
 
@@ -292,7 +295,7 @@ def test_a_checkpoint_translates_the_end_of_the_data(monkeypatch, tmp_path):
     for flags, count, first in (([], 1000, "train de 3"), (["--test_data", *test], 1003, "test de 0")):
         words = ["--data", *data, "--checkpoint", "somewhere", *flags]
         (arguments,) = benchmark.parse(words, "", [benchmark.BenchmarkArguments])
-        _, task, score, what = benchmark.Benchmark(arguments)._trained_model()
+        _, task, score, what = benchmark.Benchmark(arguments).trained
         score([[5]] * count)
         assert len(task.sources) == len(seen[-1]) == count
         assert seen[-1][0] == first
@@ -341,11 +344,7 @@ def test_learn_draws_a_curve_for_each(monkeypatch, tmp_path):
 
 
 def test_growth_measures_and_draws(monkeypatch, tmp_path):
-    monkeypatch.setattr(growth, "LENGTHS", (8, 16))
-    monkeypatch.setattr(growth, "BATCHES", (1, 2))
-    monkeypatch.setattr(growth, "BEAMS", (1, 2))
-    monkeypatch.setattr(growth, "VOCABULARIES", (2000, 2500))
-    monkeypatch.setattr(growth.machine, "in_own_process", lambda function, *arguments: 1)
+    brief_growth(monkeypatch)
     curves = growth.benchmark(workload.Workload("tiny", 2000), rounds=1, device="cpu")
     assert [curve["name"] for curve in curves] == ["encode", "decode", "decode", "train, 1,024 tokens"]
     assert all(len(curve["x"]) == len(curve["y"]) == len(curve["expected"]) for curve in curves)
@@ -360,6 +359,132 @@ def test_load_times_both(monkeypatch, capsys):
     assert "vanilla-transformer" in text
 
 
+@pytest.fixture
+def corpus_and_model(tmp_path):
+    """Flags that name a small text and a model of it."""
+    lines = [f"w{3 + n % 40} w{3 + n // 3 % 40} w{3 + n % 7}" for n in range(40)]
+    for side in ("en", "de"):
+        (tmp_path / f"text.{side}").write_text("".join(f"{line}\n" for line in lines))
+    workload.Workload("tiny", 60).ours().save_pretrained(tmp_path / "model")
+    workload.word_tokenizer(60).save_pretrained(tmp_path / "model")
+    files = [str(tmp_path / f"text.{side}") for side in ("en", "de")]
+    return ["--data", *files, "--test_data", *files, "--checkpoint", str(tmp_path / "model"), "--size", "tiny"]
+
+
+def brief_growth(monkeypatch) -> None:
+    monkeypatch.setattr(growth, "LENGTHS", (8, 16))
+    monkeypatch.setattr(growth, "BATCHES", (1, 2))
+    monkeypatch.setattr(growth, "BEAMS", (1, 2))
+    monkeypatch.setattr(growth, "VOCABULARIES", (2000, 2500))
+    monkeypatch.setattr(growth.machine, "in_own_process", lambda function, *arguments: 1)
+
+
+def test_all_measures_everything_and_ends_with_the_ratios(monkeypatch, capsys, tmp_path, corpus_and_model):
+    monkeypatch.setattr(contenders, "BATCH_SIZES", {"cpu": (8,)})
+    monkeypatch.setattr(contenders, "TOKEN_BUDGETS", {"cpu": (64,)})
+    monkeypatch.setattr(contenders, "UNSORTED_TOKEN_BUDGETS", {"cpu": (64,)})
+    monkeypatch.setattr(losses, "SIZES", [(16, 300)])
+    monkeypatch.setattr(loading, "benchmark", lambda *_, **__: [{**LOADED, "contender": "vanilla-transformer"}])
+    brief_growth(monkeypatch)
+    out, picture = tmp_path / "all.json", tmp_path / "growth.png"
+    flags = ["--vocab_size", "300", "--tokens_per_update", "64", "--rounds", "1", "--threads", "1"]
+    flags += ["--no_memory", "true", "--output", str(out), "--plot", str(picture)]
+    text = run(monkeypatch, capsys, "all", *corpus_and_model, *flags)
+    order = [text.index(f"({name}: ") for name in ("train", "loss", "decode", "load", "growth", "summary")]
+    assert order == sorted(order)
+    results = json.loads(out.read_text())
+    assert {"machine", "train", "loss", "decode", "latency", "decode_random", "load", "growth"} <= results.keys()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for row in results["train"]:  # a small text has fewer words than were asked for; the models have as many
+        assert row["workload"].startswith("tiny, V ")
+    last = text[order[-2] :]
+    for found in (
+        "training, tiny, V 300, tokens/s | MarianMT random",
+        "decoding, the trained model, fp32",
+        "one sentence alone, fp32",
+    ):
+        assert " ".join(found.split()) in " ".join(last.split())
+
+
+LOADED = {"import_seconds": 1.0, "load_seconds": 0.1, "bytes": 10**6}
+
+
+def test_decode_of_a_checkpoint_prints_a_row_for_each_contender(monkeypatch, capsys, tmp_path, corpus_and_model):
+    out = tmp_path / "decode.json"
+    flags = ["--rounds", "1", "--threads", "1", "--num_beams", "2", "--no_memory", "true", "--output", str(out)]
+    text = run(monkeypatch, capsys, "decode", *corpus_and_model, *flags)
+    results = json.loads(out.read_text())
+    names = [row["contender"] for row in results["decode"]]
+    assert names[:6] == [
+        *(decoding.OURS, decoding.PAPER, decoding.HALF, decoding.INT8),
+        *(decoding.MARIAN, decoding.MARIAN_HALF),
+    ]
+    assert names == [row["contender"] for row in results["latency"]]
+    assert names == [row["contender"] for row in results["decode_random"]["tiny, V 8,000"]]
+    assert "40 sentences, 2 beams" in text
+    for name in names:
+        assert text.count(f"| {name} ") == 3
+
+
+def test_loss_and_growth_by_the_command_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(losses, "SIZES", [(16, 300)])
+    brief_growth(monkeypatch)
+    text = run(monkeypatch, capsys, "loss", "--rounds", "1", "--threads", "1", "--no_memory", "true")
+    assert "| 16, 300 " in text
+    assert text.count("x |") == 2  # a ratio in each precision
+    picture = tmp_path / "growth.png"
+    text = run(
+        monkeypatch, capsys, "growth", "--size", "tiny", "--rounds", "1", "--threads", "1", "--plot", str(picture)
+    )
+    for axis in ("source tokens", "sentences, 4 beams", "beams, 16 sentences", "vocabulary"):
+        assert f"| {axis} " in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_of_decoding_is_that_of_the_process_of_its_own():
+    model = workload.Workload("base", 300).ours().eval()
+    task = decoding.Task([[5, 6, 7, 1]] * 4, 2, 3, workload.PAD, workload.EOS)
+    rows = [{"contender": decoding.OURS, "batch": 4}]
+    decoding.add_memory(rows, model, task, 1)
+    taken = rows[0]["memory"]["peak"] - rows[0]["memory"]["before"]
+    assert 4 * model.num_parameters() < taken < 16 * model.num_parameters()
+
+
+def test_the_grammars_model_is_trained_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = []
+
+    def train(command, check):
+        commands.append(command)
+        folder = tmp_path / command[command.index("--output_dir") + 1]
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr("subprocess.run", train)
+    assert benchmark.grammar_model() == benchmark.grammar_model() == "runs/benchmark-grammar"
+    assert len(commands) == 1
+    assert commands[0][1:3] == [str(SCRIPTS / "train.py"), str(SCRIPTS / "recipes" / "phrase_grammar.yaml")]
+    assert commands[0][commands[0].index("--d_model") + 1] == "256"
+
+
+def test_a_gpu_gets_the_large_sizes_unless_others_are_asked_for():
+    (arguments,) = benchmark.parse(["--device", "cuda"], "", [benchmark.BenchmarkArguments])
+    benchmark.prepare_gpu(arguments)
+    assert (arguments.size, arguments.vocab_size, arguments.precision) == (["base", "big"], [37_000], ["bf16"])
+    assert arguments.tokens_per_update == 25_000
+    (arguments,) = benchmark.parse(["--device", "cuda", "--size", "tiny"], "", [benchmark.BenchmarkArguments])
+    benchmark.prepare_gpu(arguments)
+    assert arguments.size == ["tiny"]
+
+
+def test_the_machine_is_told_in_a_line():
+    found = machine.describe("cpu")
+    line = machine.machine_line({**found, "device": "A", "threads": 2, "cores": 8, "gemm_fp32": 1.5e12})
+    assert line.startswith(f"A, 2 threads on 8 cores, torch {torch.__version__}, transformers ")
+    assert "matrix product 1,500 GFLOP/s fp32, " in line
+    assert found["gemm_bf16"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -371,6 +496,9 @@ def test_load_times_both(monkeypatch, capsys):
         (["train", "--device", "cuda"], "--device cuda cannot be used"),
         (["train", "--data", "nowhere.en"], "there is no file nowhere.en"),
         (["learn"], "learn needs --data"),
+        (["gpu"], "gpu needs --device cuda, got cpu"),
+        (["loss", "--output", "no/such/folder.json"], "--output no/such/folder.json: there is no folder no/such"),
+        (["decode", "--checkpoint", "no/such/model"], "no/such/model"),
         (["train", "--contenders", "fairseq"], "--contenders fairseq is unknown"),
         (["learn", "--data", __file__, "--test_data", __file__, "--contenders", "torch_nn"], "torch_nn is not one of"),
     ],

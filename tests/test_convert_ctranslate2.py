@@ -6,7 +6,6 @@ import json
 import random
 import re
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from vanilla_transformer.phrase_grammar import generate_splits
 from vanilla_transformer.tokenizer_training import train_tokenizer
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="compares with CTranslate2: pip install -e '.[ctranslate2]'")
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 QUANTIZED = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 
 # Each leaves the paper's model in what it names.
@@ -777,16 +775,9 @@ def test_without_ctranslate2_writing_names_the_extra_and_reading_works(small, fo
 
 
 @pytest.mark.slow
-def test_a_trained_model_translates_a_thousand_sentences_alike_and_int8_as_well(tmp_path):
-    recipe = SCRIPTS / "recipes" / "phrase_grammar.yaml"
-    command = [sys.executable, SCRIPTS / "train.py", recipe, "--output_dir", tmp_path / "model"]
-    subprocess.run(command, check=True, timeout=3600)
-    compare_trained(tmp_path / "model", tmp_path)
-
-
-def compare_trained(trained: Path, tmp_path: Path) -> None:
-    model = AutoModelForSeq2SeqLM.from_pretrained(trained).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(trained)
+def test_a_trained_model_translates_a_thousand_sentences_alike_and_int8_as_well(trained_folder, tmp_path):
+    model = AutoModelForSeq2SeqLM.from_pretrained(trained_folder).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(trained_folder)
     pairs = generate_splits().test
     assert len(pairs) == 1000
     sources = [tokenizer(source).input_ids for source, _ in pairs]

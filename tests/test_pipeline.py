@@ -40,6 +40,7 @@ from vanilla_transformer.pipeline_vanilla_transformer import (
     Text2TextGenerationPipeline,
     TranslationPipeline,
 )
+from vanilla_transformer.quantization import quantize_int8
 
 TEXTS = ["hello", "a much longer text", "abc de", "Zyx!"]
 SPECIAL = ["<pad>", "</s>", "<s>", ">>xx<<", ">>yy<<"]
@@ -858,3 +859,19 @@ def test_device_and_dtype_of_a_loaded_checkpoint(ours, tokenizer, tmp_path):
     assert again.model.dtype == torch.float32
     assert again.model.generation_config.max_length_offset == 2
     assert again(TEXTS) == pipeline("translation", model=ours, tokenizer=tokenizer)(TEXTS)
+
+
+@pytest.mark.parametrize("fast", ["int8", "compiled"])
+def test_a_model_made_faster_serves_as_any_other(ours, tokenizer, fast):
+    """What a pipeline gives is what `generate` of the same model gives, sentence by sentence."""
+    model = copy.deepcopy(ours)
+    batch_size = 3
+    if fast == "int8":
+        quantize_int8(model)
+        batch_size = 1  # its activations get one scale a call
+    else:
+        model.get_encoder().compile(dynamic=True, backend="aot_eager")  # without a C++ compiler
+    pipe = pipeline("translation", model=model, tokenizer=tokenizer)
+    found = [record["translation_text"] for record in pipe(TEXTS, batch_size=batch_size)]
+    expected = [tokenizer.decode(model.generate(**tokenizer(text, return_tensors="pt"))[0], True) for text in TEXTS]
+    assert found == expected

@@ -13,6 +13,7 @@ from vanilla_transformer.loss_vanilla_transformer import label_smoothed_loss
 
 from . import machine
 
+SIZES = [(256, 8_000), (512, 8_000), (512, 37_000)]  # d_model, V
 FUSED, PLAIN = "fused", "lm_head + F.cross_entropy"
 
 

@@ -26,12 +26,12 @@ def best_settings(
 ) -> Settings:
     """Return the settings with which a contender is fastest, tried on updates of at most `trial` real target tokens.
 
-    The precision is chosen with the smallest batch; then the batch grows as long as that is faster. Of two updates the
-    faster one counts: the first of a fresh model does more, and either may meet a busy moment.
+    The precision is chosen with the smallest batch; then the batch grows as long as that is not clearly slower. Of
+    three updates the fastest one counts: the first of a fresh model does more, and any may meet a busy moment.
     """
 
     def rate(batch: int, bf16: bool) -> float:
-        return bench.make(name, Settings(batch, bf16, min(trial, tokens_per_update)))(2).best_rate()
+        return bench.make(name, Settings(batch, bf16, min(trial, tokens_per_update)))(3).best_rate()
 
     smallest, *larger = bench.batch_sizes(name, tokens_per_update)
     rates = {bf16: rate(smallest, bf16) for bf16 in precisions}
@@ -39,9 +39,10 @@ def best_settings(
     best, highest = smallest, rates[bf16]
     for batch in larger:
         found = rate(batch, bf16)
-        if found < highest:
+        if found > highest:
+            best, highest = batch, found
+        elif found < 0.95 * highest:
             break
-        best, highest = batch, found
     return Settings(best, bf16, tokens_per_update)
 
 
