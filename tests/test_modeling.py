@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import reference
 import torch
@@ -11,7 +13,11 @@ from torch.testing import assert_close
 from transformers import MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from vanilla_transformer import attention_vanilla_transformer, modeling_vanilla_transformer
+from vanilla_transformer import (
+    attention_vanilla_transformer,
+    loss_vanilla_transformer,
+    modeling_vanilla_transformer,
+)
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerEncoderLayer,
@@ -484,3 +490,26 @@ def test_float16_layer_norm_of_large_activations_is_finite_and_right(make_config
     expected = nn.functional.layer_norm(half.float(), (16,), eps=1e-6)
     assert half.abs().max() > 2.5e4
     assert_close(output.float(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_training_step_never_waits_for_the_device(make_model, monkeypatch, implementation):
+    # On "meta" there are no values: a step that looked at one, as .item() and bool() do, would fail there.
+    model = make_model(attn_implementation=implementation, dropout=0.1).to("meta").train()
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # "meta" has no autocast to ask about
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    ids = torch.ones(3, 7, dtype=torch.long, device="meta")
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, :5]}
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(batch["attention_mask"].all())
+    fused = []
+    apply = loss_vanilla_transformer._FusedLinearCrossEntropy.apply
+    monkeypatch.setattr(
+        loss_vanilla_transformer._FusedLinearCrossEntropy,
+        "apply",
+        lambda *arguments: fused.append(1) or apply(*arguments),
+    )
+    model(**batch, num_items_in_batch=torch.ones((), device="meta")).loss.backward()
+    assert fused
+    assert all(parameter.grad is not None for parameter in model.model.encoder.layers.parameters())
+    assert model.lm_head.weight.grad is not None
