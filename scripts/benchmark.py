@@ -159,8 +159,8 @@ class Benchmark:
     Args:
         arguments: `BenchmarkArguments`.
         brief: Keep to what is needed, so that all commands together end soon: an update a round, no further round
-            after a minute, smaller trials of settings, training memory for the last size and vocabulary only, JoeyNMT
-            for the first only (unless it was asked for).
+            after a minute, smaller trials of settings, and none for a second vocabulary, training memory for the last
+            size and vocabulary only, JoeyNMT for the first only (unless it was asked for).
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
@@ -200,6 +200,7 @@ class Benchmark:
             texts = {v: (generated_pairs(v, 20_000), word_tokenizer(v)) for v in vocab_sizes}
             what = "generated pairs"
         workloads = list(itertools.product(sizes, vocab_sizes))
+        known: dict[str, dict[str, Any]] = {size: {} for size in sizes}
         for size, vocab_size in workloads:
             dataset, tokenizer = texts[vocab_size]
             taking_part = contenders
@@ -219,6 +220,7 @@ class Benchmark:
                 contenders=taking_part,
                 with_memory=(is_last or not self.brief) and not arguments.no_memory,
                 trial=512 if self.brief else 1024,
+                known=known[size] if self.brief else None,
                 seconds=self.seconds,
             )
             self.results.setdefault("train", []).extend(rows)
@@ -254,7 +256,7 @@ class Benchmark:
         if not with_ctranslate2:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
         common = {"rounds": arguments.rounds, "device": arguments.device, "seconds": self.seconds}
-        common["trial"] = 64 if self.brief else 256
+        common |= {"threads": arguments.threads, "trial": 128 if self.brief else 256}
         if self.trained is not None:
             self._decode_trained(self.trained, with_ctranslate2, common)
         for size in self._sizes("base"):

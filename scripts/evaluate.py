@@ -51,6 +51,10 @@ class EvaluateArguments:
     max_tokens_per_batch: int = field(
         default=4096, metadata={"help": "Most source tokens decoded together, padding included; 0: no such limit."}
     )
+    inter_threads: int | None = field(
+        default=None,
+        metadata={"help": "Batches decoded side by side on a CPU. Default: one for each thread of torch, 8 at most."},
+    )
     tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer, such as zh, ja-mecab or none."})
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
     moses: str | None = field(
@@ -85,6 +89,7 @@ def main() -> None:
         sources,
         batch_size=arguments.batch_size,
         max_tokens_per_batch=arguments.max_tokens_per_batch or None,
+        inter_threads=arguments.inter_threads,
         show_progress=sys.stderr.isatty(),
         **decoding_options(arguments),
     )
@@ -106,9 +111,10 @@ def main() -> None:
 
 def check_arguments(arguments: Any) -> None:
     """Refuse what cannot work before the model is loaded."""
-    for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0)):
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least {least}")
+    for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("inter_threads", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value} must be at least {least}")
     for name in ("output", "json"):
         path = getattr(arguments, name)
         if path and Path(path).exists():

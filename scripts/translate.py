@@ -39,6 +39,10 @@ class TranslateArguments:
     max_tokens_per_batch: int = field(
         default=4096, metadata={"help": "Most source tokens decoded together, padding included; 0: no such limit."}
     )
+    inter_threads: int | None = field(
+        default=None,
+        metadata={"help": "Batches decoded side by side on a CPU. Default: one for each thread of torch, 8 at most."},
+    )
     buffer_size: int = field(default=2048, metadata={"help": "Most lines read before translating, sorted by length."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or int8 (linear layers)."})
@@ -94,9 +98,10 @@ def main() -> None:
     """Translate."""
     (arguments,) = parse(sys.argv[1:], __doc__, [TranslateArguments])
     with clear_errors():
-        for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("buffer_size", 1)):
-            if getattr(arguments, name) < least:
-                raise ValueError(f"--{name} {getattr(arguments, name)} must be at least {least}")
+        for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("inter_threads", 1), ("buffer_size", 1)):
+            value = getattr(arguments, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} {value} must be at least {least}")
         if arguments.input and not Path(arguments.input).is_file():
             raise ValueError(f"--input {arguments.input}: no such file")
         if arguments.output and Path(arguments.output).exists():
@@ -121,6 +126,7 @@ def main() -> None:
                 chunk,
                 batch_size=arguments.batch_size,
                 max_tokens_per_batch=arguments.max_tokens_per_batch or None,
+                inter_threads=arguments.inter_threads,
                 n_best=arguments.n_best,
                 with_scores=arguments.n_best > 1,
                 **decoding_options(arguments),

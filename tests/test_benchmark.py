@@ -274,7 +274,7 @@ def test_decode_gives_the_same_translations_by_all(monkeypatch, capsys):
     sources = list(workload.generated_pairs(60, 12)["input_ids"])
     task = decoding.Task(sources, 3, None, workload.PAD, workload.EOS)
     decoders = decoding.decoders(model, task, 1, with_ctranslate2=True)
-    rows = decoding.benchmark(decoders, task, rounds=1, score=lambda outputs: 1.5)
+    rows = decoding.benchmark(decoders, task, rounds=1, threads=2, score=lambda outputs: 1.5)
     found = {row["contender"]: row for row in rows}
     assert found["MarianMT fp32"]["same_as_ours"] >= 11
     assert found[decoding.OURS]["same_as_ours"] == 12
@@ -311,7 +311,7 @@ class Score:
 def test_decode_of_forced_length(monkeypatch):
     model = workload.Workload("tiny", 60).ours().eval()
     task = decoding.Task([[5, 6, 7, 1], [9, 1]], 2, 6, workload.PAD, workload.EOS)
-    outputs = decoding.by_generate(model, task, length_penalty=1.0)(task.sources, 2)
+    outputs = decoding.by_generate(model, task, length_penalty=1.0)(task.sources, decoding.How(1, 2))
     assert [len(row) for row in outputs] == [6, 6] or all(len(row) >= 5 for row in outputs)
 
 
@@ -444,7 +444,7 @@ def test_loss_and_growth_by_the_command_line(monkeypatch, capsys, tmp_path):
 def test_memory_of_decoding_is_that_of_the_process_of_its_own():
     model = workload.Workload("base", 300).ours().eval()
     task = decoding.Task([[5, 6, 7, 1]] * 4, 2, 3, workload.PAD, workload.EOS)
-    rows = [{"contender": decoding.OURS, "batch": 4}]
+    rows = [{"contender": decoding.OURS, "batch": 2, "inter_threads": 2}]
     decoding.add_memory(rows, model, task, 1)
     taken = rows[0]["memory"]["peak"] - rows[0]["memory"]["before"]
     assert 4 * model.num_parameters() < taken < 16 * model.num_parameters()
@@ -509,6 +509,19 @@ def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):
     with pytest.raises(SystemExit) as refused:
         run(monkeypatch, capsys, *arguments)
     assert expected in f"{refused.value} {capsys.readouterr().err}"
+
+
+def test_the_way_to_decode_is_found_by_growing_the_batch_while_that_is_faster(monkeypatch):
+    seconds = {(16, 2): 5.0, (32, 2): 4.0, (64, 2): 4.5, (32, 1): 3.0, (64, 1): 2.0, (128, 1): 2.5}
+    tried = []
+
+    def decode(sources, how):
+        tried.append((how.batch, how.inter_threads))
+        return []
+
+    monkeypatch.setattr(machine, "timed_once", lambda run: (run(), seconds[tried[-1]])[1])
+    assert decoding.best_way(decode, [[1]] * 128, (16, 32, 64, 128), 2) == decoding.How(64, 1)
+    assert tried == [(16, 1), *seconds]
 
 
 def test_settings_are_found_by_growing_the_batch_while_that_is_faster():

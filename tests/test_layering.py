@@ -21,7 +21,8 @@ ALLOWED = {
     "generation_vanilla_transformer": {"beam_search_vanilla_transformer", "length_limits_vanilla_transformer"},
     "dropout_vanilla_transformer": set(),
     "loss_vanilla_transformer": set(),
-    "pipeline_vanilla_transformer": set(),
+    "parallel_vanilla_transformer": set(),
+    "pipeline_vanilla_transformer": {"parallel_vanilla_transformer"},
     "attention_vanilla_transformer": {"configuration_vanilla_transformer", "dropout_vanilla_transformer"},
     "pretrained_vanilla_transformer": {"configuration_vanilla_transformer"},
     "modeling_vanilla_transformer": SHIPPED - {"modeling_vanilla_transformer"},
@@ -46,7 +47,7 @@ ALLOWED = {
     "training_arguments": set(),
     # No model: it trains any sequence-to-sequence model.
     "trainer": {"batching", "checkpointing", "dataloading", "model_card", "optimization", "training_arguments"},
-    "translation": {"corpus_formats", "pipeline_vanilla_transformer"},
+    "translation": {"corpus_formats", "parallel_vanilla_transformer", "pipeline_vanilla_transformer"},
     "distillation": {"corpus_formats", "translation"},
     "shrinking": {
         "attention_vanilla_transformer",

@@ -875,3 +875,17 @@ def test_a_model_made_faster_serves_as_any_other(ours, tokenizer, fast):
     found = [record["translation_text"] for record in pipe(TEXTS, batch_size=batch_size)]
     expected = [tokenizer.decode(model.generate(**tokenizer(text, return_tensors="pt"))[0], True) for text in TEXTS]
     assert found == expected
+
+
+def test_batches_side_by_side_change_no_result(ours, marian, tokenizer):
+    texts = [text[: 1 + number % 9] for number, text in enumerate(TEXTS * 8)]
+    for model in (ours, marian):
+        pipe = pipeline("translation", model=model, tokenizer=tokenizer, max_new_tokens=6)
+        expected = [pipe(text)[0] for text in texts]
+        assert pipe(texts, batch_size=3, inter_threads=2) == expected
+        assert [result[0] for result in pipe(iter(texts), batch_size=3, inter_threads=3)] == expected
+        chosen = pipeline("translation", model=model, tokenizer=tokenizer, max_new_tokens=6, inter_threads=2)
+        assert chosen(texts, batch_size=3) == expected
+        assert chosen(texts[0]) == [expected[0]]
+    with pytest.raises(ValueError, match="inter_threads=0 is not a whole number"):
+        pipe(texts, inter_threads=0)

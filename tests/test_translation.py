@@ -126,6 +126,7 @@ def test_nothing_to_translate(model, tokenizer):
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"max_tokens_per_batch": 0}, "max_tokens_per_batch=0 must be at least 1, or None"),
+        ({"inter_threads": 0}, "inter_threads=0 is not a whole number"),
         ({"n_best": 0}, "n_best=0"),
         ({"n_best": 3, "num_beams": 2}, "num_beams=2"),
     ],
@@ -138,3 +139,28 @@ def test_refuses(model, tokenizer, options, message):
 def test_a_lone_surrogate_is_named(model, tokenizer):
     with pytest.raises(ValueError, match="sentence 2"):
         translate_sentences(model, tokenizer, ["a", "b \ud800"])
+
+
+@pytest.mark.parametrize("inter_threads", [1, 2, 5, None])
+def test_batches_side_by_side_change_no_result(model, tokenizer, inter_threads):
+    randomise(model)
+    sentences = [" ".join("abc"[(n * n + i) % 3] for i in range(n % 9 + 1)) for n in range(40)]
+    expected = [translate_sentences(model, tokenizer, [sentence], max_new_tokens=9)[0] for sentence in sentences]
+    assert len({hypothesis.text for [hypothesis] in expected}) > 3
+    options = {"batch_size": 4, "inter_threads": inter_threads, "max_new_tokens": 9}
+    assert translate_sentences(model, tokenizer, sentences, **options) == expected
+    assert not model.training
+
+
+def test_sampled_translations_repeat_with_the_seed(model, tokenizer):
+    found = []
+    torch.set_num_threads(2)
+    try:
+        for _ in range(2):
+            torch.manual_seed(5)
+            found.append(
+                translate_sentences(model, tokenizer, SENTENCES * 4, batch_size=2, do_sample=True, max_new_tokens=5)
+            )
+    finally:
+        torch.set_num_threads(1)
+    assert found[0] == found[1]

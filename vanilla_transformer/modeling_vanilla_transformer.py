@@ -37,7 +37,8 @@ from .dropout_vanilla_transformer import dropout
 from .generation_vanilla_transformer import PaperGenerationMixin, set_generation_defaults
 from .length_limits_vanilla_transformer import pad_behind_end  # noqa: F401 - likewise
 from .loss_vanilla_transformer import IGNORE_INDEX, cross_entropy_sum, label_smoothed_loss, token_count
-from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - so that the file ships with a checkpoint
+from .parallel_vanilla_transformer import map_in_threads  # noqa: F401 - likewise
+from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401 - likewise
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel, tensor_parallel_plan
 from .projection_vanilla_transformer import Projection  # noqa: F401 - likewise
 

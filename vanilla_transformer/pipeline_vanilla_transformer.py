@@ -3,8 +3,8 @@
 The library removed these three tasks in its release 5.0. Arguments, result keys and result shapes here are those of
 its last 4.x release; where this file does better than that release, the docstring of the method says so.
 
-This file travels with every checkpoint, so it imports torch and transformers alone. With `trust_remote_code=True` it
-works from the checkpoint's folder, without this package.
+This file travels with every checkpoint, so it imports torch, transformers and a file beside it alone. With
+`trust_remote_code=True` it works from the checkpoint's folder, without this package.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from transformers import Pipeline
 from transformers.pipelines.base import pad_collate_fn  # not documented; the same in 5.0.0 to 5.24.0
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
 from transformers.utils import logging
+
+from .parallel_vanilla_transformer import choose_inter_threads, map_in_threads
 
 logger = logging.get_logger(__name__)
 
@@ -72,6 +74,7 @@ class _SortedResults(IterableDataset[Any]):
     window_batches: float
     batch_size: int
     max_tokens: float
+    inter_threads: int
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     forward: Callable[[dict[str, Any]], dict[str, Any]]
     postprocess: Callable[[dict[str, Any]], Any]
@@ -84,8 +87,10 @@ class _SortedResults(IterableDataset[Any]):
             done: dict[int, Any] = {}
             following = 0
             lengths = [item["input_ids"].shape[-1] for item in window]
-            for batch in length_sorted_batches(lengths, self.batch_size, self.max_tokens):
-                outputs = self.forward(self.collate([window[index] for index in batch]))
+            batches = list(length_sorted_batches(lengths, self.batch_size, self.max_tokens))
+            collated = (self.collate([window[index] for index in batch]) for batch in batches)
+            results = map_in_threads(self.forward, collated, min(self.inter_threads, len(batches)))
+            for batch, outputs in zip(batches, results, strict=True):
                 for row, index in enumerate(batch):
                     done[index] = self.postprocess({key: value[row : row + 1] for key, value in outputs.items()})
                 while following in done:
@@ -199,6 +204,7 @@ class Text2TextGenerationPipeline(Pipeline):
         stop_sequence: str | None = None,
         generate_kwargs: Mapping[str, Any] | None = None,
         max_tokens_per_batch: int | None = None,
+        inter_threads: int | None = None,
         **generation: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         preprocess: dict[str, Any] = {}
@@ -230,6 +236,8 @@ class Text2TextGenerationPipeline(Pipeline):
             if type(max_tokens_per_batch) is not int or max_tokens_per_batch < 1:
                 raise ValueError(f"max_tokens_per_batch={max_tokens_per_batch!r} is not a whole number of at least 1.")
             forward["max_tokens_per_batch"] = max_tokens_per_batch
+        if inter_threads is not None:
+            forward["inter_threads"] = choose_inter_threads(inter_threads, self.model, False)
         return preprocess, forward, postprocess
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
@@ -254,6 +262,10 @@ class Text2TextGenerationPipeline(Pipeline):
                   of a generator, iterator or dataset at most `window_batches` batches are read ahead.
                 - `max_tokens_per_batch` (int): Most source tokens decoded at once, padding included; one longer input
                   is decoded alone. With a `batch_size` both limits hold, without one this is the only limit.
+                - `inter_threads` (int): Batches decoded at a time on a CPU, each by its share of torch's threads. By
+                  default as many as torch has threads, 8 at most, for this package's models where nothing speaks
+                  against it (sampling, compiled modules), else one. Without effect on inputs that are decoded one
+                  by one.
                 - `num_workers` (int, default 0): Processes that tokenise, for lists and datasets.
                 - `generate_kwargs` (dict) and any other argument of `model.generate`: `num_beams`,
                   `num_return_sequences`, `max_new_tokens`, `generation_config`, ... A `generation_config` replaces the
@@ -304,6 +316,11 @@ class Text2TextGenerationPipeline(Pipeline):
             math.inf if isinstance(inputs, list) else self.window_batches,
             batch_size,
             params[1].get("max_tokens_per_batch", math.inf),
+            choose_inter_threads(
+                params[1].get("inter_threads"),
+                self.model,
+                bool(self._setting("do_sample", self._generation_arguments(params[1].get("generation", {})))),
+            ),
             pad_collate_fn(self.tokenizer, None),
             lambda batch: self.forward(batch, **params[1]),
             lambda output: self.postprocess(output, **params[2]),
@@ -371,9 +388,13 @@ class Text2TextGenerationPipeline(Pipeline):
         return _overlay(_overlay(settings, task), given)
 
     def _forward(
-        self, model_inputs: dict[str, Any], generation: Mapping[str, Any] | None = None, max_tokens_per_batch: int = 0
+        self,
+        model_inputs: dict[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        max_tokens_per_batch: int = 0,
+        inter_threads: int = 0,
     ) -> dict[str, Any]:
-        # `max_tokens_per_batch` is for `get_iterator`.
+        # `max_tokens_per_batch` and `inter_threads` are for `get_iterator`.
         inputs, given = dict(model_inputs), dict(generation or {})
         blank = inputs.pop("blank").squeeze(1)
         forced = inputs.pop("forced_bos_token_id", None)

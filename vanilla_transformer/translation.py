@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus_formats import check_text
+from .parallel_vanilla_transformer import choose_inter_threads, map_in_threads
 from .pipeline_vanilla_transformer import length_sorted_batches
 
 
@@ -28,6 +30,7 @@ def translate_sentences(
     *,
     batch_size: int = 64,
     max_tokens_per_batch: int | None = 4096,
+    inter_threads: int | None = None,
     n_best: int = 1,
     with_scores: bool = False,
     show_progress: bool = False,
@@ -45,6 +48,9 @@ def translate_sentences(
         batch_size: Most sentences a batch.
         max_tokens_per_batch: Most source tokens a batch, padding included: of long sentences fewer are decoded
             together. None is no such limit. A single longer sentence is a batch of its own.
+        inter_threads: Batches decoded at a time on a CPU, each by its share of torch's threads; None: as many as torch
+            has threads, 8 at most, for this package's models where nothing speaks against it (sampling, compiled
+            modules), else one. It changes speed and memory, no result.
         n_best: Translations a sentence; at most the number of beams.
         with_scores: Return the scores of a beam search too. The library then keeps every step's scores of a batch,
             batch_size · num_beams · vocabulary numbers a step: choose a smaller `batch_size`.
@@ -52,9 +58,13 @@ def translate_sentences(
         **generate_kwargs: For `model.generate`, such as `num_beams`.
 
     Raises:
-        ValueError: A bad `batch_size`, `max_tokens_per_batch` or `n_best`, or a text that cannot be encoded.
+        ValueError: A bad `batch_size`, `max_tokens_per_batch`, `inter_threads` or `n_best`, or a text that cannot be
+            encoded.
     """
     beams = generate_kwargs.get("num_beams", model.generation_config.num_beams) or 1
+    settings = generate_kwargs.get("generation_config") or model.generation_config
+    do_sample = bool(generate_kwargs.get("do_sample", settings.do_sample))
+    choose_inter_threads(inter_threads, model, do_sample)  # a wrong number is found before anything is computed
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1.")
     if max_tokens_per_batch is not None and max_tokens_per_batch < 1:
@@ -72,12 +82,17 @@ def translate_sentences(
     encoded = tokenizer([sentences[index] for index in wanted])
     lengths = [len(ids) for ids in encoded["input_ids"]]
     pad = DataCollatorWithPadding(tokenizer)
+    batches = list(length_sorted_batches(lengths, batch_size, max_tokens_per_batch or math.inf))
+
+    padded = (pad([{name: values[row] for name, values in encoded.items()} for row in batch]) for batch in batches)
+    translate = functools.partial(
+        _translate_batch, model, tokenizer, n_best=n_best, with_scores=with_scores, generate_kwargs=generate_kwargs
+    )
     was_training = model.training
     model.eval()
+    inter_threads = min(choose_inter_threads(inter_threads, model, do_sample), len(batches))
     with tqdm(total=len(wanted), unit=" sentences", desc="Translating", disable=not show_progress) as bar:
-        for batch in length_sorted_batches(lengths, batch_size, max_tokens_per_batch or math.inf):
-            inputs = pad([{name: values[row] for name, values in encoded.items()} for row in batch])
-            translations = _translate_batch(model, tokenizer, inputs, n_best, with_scores, generate_kwargs)
+        for batch, translations in zip(batches, map_in_threads(translate, padded, inter_threads), strict=True):
             for row, hypotheses in zip(batch, translations, strict=True):
                 results[wanted[row]] = hypotheses
             bar.update(len(batch))

@@ -1,6 +1,7 @@
 """Decoding: our beam search against MarianMT's `generate` and CTranslate2, on the same weights and sentences.
 
-Every contender gets token ids and gives token ids, sorts the sentences by length, and has its best batch size.
+Every contender gets token ids and gives token ids, sorts the sentences by length, and has its best batch size, in one
+search after the other or in several side by side.
 MarianMT and CTranslate2 get the weights through this package's converters, so that the translations can be compared
 token by token.
 """
@@ -8,6 +9,7 @@ token by token.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import math
 import statistics
@@ -24,6 +26,7 @@ from transformers import MarianMTModel
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.convert.marian import to_marian
+from vanilla_transformer.parallel_vanilla_transformer import map_in_threads
 from vanilla_transformer.quantization import quantize_int8
 
 from . import machine
@@ -35,7 +38,25 @@ HALF, INT8 = "vanilla-transformer bf16", "vanilla-transformer int8"
 MARIAN, MARIAN_HALF = "MarianMT fp32", "MarianMT bf16"
 CT2, CT2_INT8 = "CTranslate2 fp32", "CTranslate2 int8"
 Sentences = list[list[int]]
-Decoder = Callable[[Sentences, int], Sentences]
+
+
+@dataclass(frozen=True)
+class How:
+    """How sentences are decoded.
+
+    Args:
+        batch: Sentences a search.
+        inter_threads: Searches side by side, each with its share of the threads.
+    """
+
+    batch: int
+    inter_threads: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.inter_threads} x {self.batch}"
+
+
+Decoder = Callable[[Sentences, How], Sentences]
 
 
 @dataclass(frozen=True)
@@ -64,25 +85,23 @@ def by_generate(model: Any, task: Task, **options: Any) -> Decoder:
         options |= {"max_new_tokens": task.forced}
         model.generation_config.eos_token_id = None  # cheaper for all than a processor that forbids the end token
 
-    def decode(sources: Sentences, batch_size: int) -> Sentences:
+    def search(rows: Sentences) -> Sentences:
+        width = len(rows[0])
+        input_ids = torch.tensor([row + [task.pad] * (width - len(row)) for row in rows], device=model.device)
+        limit = {} if task.forced is not None else {"max_new_tokens": width + 50}
+        mask = (input_ids != task.pad).long()
+        with torch.inference_mode():
+            output = model.generate(input_ids, attention_mask=mask, num_beams=task.num_beams, **limit, **options)
+        return [until_end(row, task) for row in output[:, 1:].tolist()]
+
+    def decode(sources: Sentences, how: How) -> Sentences:
         order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+        parts = [order[start : start + how.batch] for start in range(0, len(order), how.batch)]
         results: Sentences = [[] for _ in sources]
-        for start in range(0, len(order), batch_size):
-            part = order[start : start + batch_size]
-            width = len(sources[part[0]])
-            rows = [sources[index] + [task.pad] * (width - len(sources[index])) for index in part]
-            input_ids = torch.tensor(rows, device=model.device)
-            limit = {} if task.forced is not None else {"max_new_tokens": width + 50}
-            with torch.inference_mode():
-                output = model.generate(
-                    input_ids,
-                    attention_mask=(input_ids != task.pad).long(),
-                    num_beams=task.num_beams,
-                    **limit,
-                    **options,
-                )
-            for index, row in zip(part, output[:, 1:].tolist(), strict=True):
-                results[index] = until_end(row, task)
+        batches = ([sources[index] for index in part] for part in parts)
+        for part, rows in zip(parts, map_in_threads(search, batches, how.inter_threads), strict=True):
+            for index, row in zip(part, rows, strict=True):
+                results[index] = row
         return results
 
     return decode
@@ -104,20 +123,26 @@ def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> D
     tokenizer = word_tokenizer(model.config.vocab_size)  # its words are only names of ids here
     words = tokenizer.convert_ids_to_tokens(range(model.config.vocab_size))
     ids = {word: token for token, word in enumerate(words)}
-    with tempfile.TemporaryDirectory() as folder:
-        to_ctranslate2(model, tokenizer, Path(folder, "model"))
-        translator = ctranslate2.Translator(
-            str(Path(folder, "model")), compute_type=compute_type, inter_threads=1, intra_threads=threads
+    folder = tempfile.TemporaryDirectory()
+    to_ctranslate2(model, tokenizer, Path(folder.name, "model"))
+
+    @functools.cache
+    def translator(inter_threads: int) -> Any:
+        return ctranslate2.Translator(
+            str(Path(folder.name, "model")),
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=max(1, threads // inter_threads),
         )
+
     options: dict[str, Any] = {"beam_size": task.num_beams, "length_penalty": 1.0}
     if task.forced is not None:
         options |= {"min_decoding_length": task.forced, "max_decoding_length": task.forced}
 
-    def decode(sources: Sentences, batch_size: int) -> Sentences:
+    def decode(sources: Sentences, how: How) -> Sentences:
         limit = {} if task.forced is not None else {"max_decoding_length": max(map(len, sources)) + 50}
-        output = translator.translate_batch(
-            [[words[token] for token in row] for row in sources], max_batch_size=batch_size, **options, **limit
-        )
+        rows = [[words[token] for token in row] for row in sources]
+        output = translator(how.inter_threads).translate_batch(rows, max_batch_size=how.batch, **options, **limit)
         return [[ids[word] for word in result.hypotheses[0]] for result in output]
 
     return decode
@@ -162,26 +187,32 @@ def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) ->
     return {name: decoder(name, model, task, threads) for name in names(with_ctranslate2=with_ctranslate2)}
 
 
-def best_batch(decode: Decoder, sources: Sentences, sizes: Sequence[int]) -> int:
-    """Return the batch size with which these sentences are decoded soonest: it grows as long as that is faster."""
-    decode(sources[:16], 16)  # first calls do more
-    best, least = 0, math.inf
-    for size in [size for size in sizes if size <= len(sources)] or [len(sources)]:
-        seconds = machine.timed_once(partial(decode, sources, size))
-        if seconds > least:
-            break
-        best, least = size, seconds
+def best_way(decode: Decoder, sources: Sentences, sizes: Sequence[int], threads: int) -> How:
+    """Return the way in which these sentences are decoded soonest.
+
+    Of searches side by side, one a thread, and one after the other; the batch grows as long as that is faster.
+    """
+    decode(sources[:16], How(16))  # first calls do more
+    best, least = How(1), math.inf
+    for inter_threads in dict.fromkeys((threads, 1)):
+        fitting = [size for size in sizes if best.batch <= size <= len(sources) // inter_threads]
+        for size in fitting or [len(sources)]:
+            how = How(size, inter_threads)
+            seconds = machine.timed_once(partial(decode, sources, how))
+            if seconds > least:
+                break
+            best, least = how, seconds
     return best
 
 
-def peak_memory_of(name: str, folder: str, task: Task, batch: int, threads: int) -> dict[str, int]:
+def peak_memory_of(name: str, folder: str, task: Task, how: How, threads: int) -> dict[str, int]:
     """Return the memory of decoding in bytes: its peak, and before a model was made. For a process of its own.
 
     Args:
         name: The contender.
         folder: Our model.
         task: What to decode.
-        batch: Sentences a batch.
+        how: The contender's best way.
         threads: Threads of torch and CTranslate2.
     """
     torch.set_num_threads(threads)
@@ -189,7 +220,7 @@ def peak_memory_of(name: str, folder: str, task: Task, batch: int, threads: int)
     decode = decoder(name, VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval(), task, threads)
     gc.collect()
     machine.reset_peak_memory()  # making the contender out of our model is no part of decoding
-    decode(task.sources, batch)
+    decode(task.sources, how)
     return {"peak": machine.peak_memory(), "before": before}
 
 
@@ -198,6 +229,7 @@ def benchmark(
     task: Task,
     *,
     rounds: int,
+    threads: int,
     device: str = "cpu",
     score: Callable[[Sentences], float] | None = None,
     seconds: float = math.inf,
@@ -209,18 +241,20 @@ def benchmark(
         found: The contenders, of `decoders`.
         task: What to decode.
         rounds: Rounds; each contender decodes all sentences once in each.
+        threads: Threads of torch: as many searches side by side are tried on a CPU.
         device: Where: it decides which batch sizes are tried.
         score: BLEU of translations, if there are references.
         seconds: No further round begins after so many.
         trial: Batch sizes are tried on about so many of the sentences.
     """
     some = task.sources[:: max(1, len(task.sources) // trial)]
-    batch = {name: best_batch(decode, some, BATCH_SIZES[device.partition(":")[0]]) for name, decode in found.items()}
+    sizes, most = BATCH_SIZES[device.partition(":")[0]], threads if device == "cpu" else 1
+    ways = {name: best_way(decode, some, sizes, most) for name, decode in found.items()}
     outputs: dict[str, Sentences] = {}
 
     def run(name: str) -> float:
         start = time.perf_counter()
-        outputs[name] = found[name](task.sources, batch[name])
+        outputs[name] = found[name](task.sources, ways[name])
         return time.perf_counter() - start
 
     results = machine.alternate({name: partial(run, name) for name in found}, rounds, seconds)
@@ -228,7 +262,9 @@ def benchmark(
     return [
         {
             "contender": name,
-            "batch": batch[name],
+            "way": str(ways[name]),
+            "batch": ways[name].batch,
+            "inter_threads": ways[name].inter_threads,
             "seconds": statistics.median(results[name]),
             "all_rounds": results[name],
             "tokens_per_second": tokens / statistics.median(results[name]),
@@ -245,20 +281,19 @@ def add_memory(rows: list[dict[str, Any]], model: Any, task: Task, threads: int)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         for row in rows:
-            longest = sorted(task.sources, key=len)[-row["batch"] :]  # the batch that needs most
-            some = replace(task, sources=longest)
-            row["memory"] = machine.in_own_process(
-                peak_memory_of, row["contender"], folder, some, row["batch"], threads
-            )
+            how = How(row["batch"], row["inter_threads"])
+            longest = sorted(task.sources, key=len)[-how.batch * how.inter_threads :]  # those that need most
+            arguments = (row["contender"], folder, replace(task, sources=longest), how, threads)
+            row["memory"] = machine.in_own_process(peak_memory_of, *arguments)
 
 
 def latency(found: dict[str, Decoder], task: Task, *, rounds: int) -> list[dict[str, Any]]:
     """Return the median seconds of a sentence decoded alone, a row a contender of `decoders`."""
     sentences = task.sources[:: max(1, len(task.sources) // 12)][:12]
     for decode in found.values():
-        decode(sentences[:2], 1)
+        decode(sentences[:2], How(1))
     runs = {
-        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, 1)) / len(sentences))
+        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, How(1))) / len(sentences))
         for name, decode in found.items()
     }
     results = machine.alternate(runs, rounds)

@@ -79,11 +79,11 @@ def loss_table(rows: Sequence[dict[str, Any]]) -> str:
 def decoding_table(rows: Sequence[dict[str, Any]], sentences: int) -> str:
     """Return the table of a decoding benchmark."""
     return table(
-        ["contender", "batch", "seconds", "tokens/s", "ours fp32 is", "same output", "BLEU", "memory MB"],
+        ["contender", "searches x batch", "seconds", "tokens/s", "ours fp32 is", "same output", "BLEU", "memory MB"],
         [
             [
                 row["contender"],
-                row["batch"],
+                row["way"],
                 f"{row['seconds']:.2f}",
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['ours_over_this']:.2f}x",

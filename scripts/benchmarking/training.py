@@ -84,6 +84,7 @@ def benchmark(
     precisions: Sequence[bool] = (False, True),
     with_memory: bool = True,
     trial: int = 1024,
+    known: dict[str, Settings] | None = None,
     seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Return a row a contender: settings, tokens a second, share of the matrix product's rate, ratio, memory.
@@ -103,6 +104,7 @@ def benchmark(
         precisions: Whether bf16 may be chosen, fp32, or both.
         with_memory: Measure memory too, each in a process of its own, with an update in one forward batch.
         trial: Real target tokens of an update when settings are tried.
+        known: Settings of contenders, which are not tried again; those found now are added.
         seconds: No further round begins after so many.
     """
     bench = TrainingBench(workload, dataset, tokenizer, device)
