@@ -345,7 +345,8 @@ def test_translate_is_line_for_line(trained, tmp_path):
     assert len(translations) == len(lines)
     assert translations[1] == translations[2] == ""
     (tmp_path / "in.gz").write_bytes(gzip.compress(text.encode()))
-    run("translate.py", *options, "--input", tmp_path / "in.gz", "--output", tmp_path / "out", "--batch_size", 1)
+    side_by_side = ("--batch_size", 1, "--inter_threads", 2)
+    run("translate.py", *options, "--input", tmp_path / "in.gz", "--output", tmp_path / "out", *side_by_side)
     assert (tmp_path / "out").read_text(encoding="utf-8") == output
 
 
@@ -518,6 +519,7 @@ def test_train_refuses(case, corpus, tmp_path, monkeypatch, capsys):
         ("--model {model} --output {model}/config.json", "exists already"),
         ("--model {model} --input {tmp}/bytes.txt", "bytes.txt"),
         ("--model {model} --batch_size 0", "--batch_size 0 must be at least 1"),
+        ("--model {model} --inter_threads 0", "--inter_threads 0 must be at least 1"),
         ("--model {model} --max_tokens_per_batch -1", "--max_tokens_per_batch -1 must be at least 0"),
         ("--model {model} --buffer_size 0", "--buffer_size 0 must be at least 1"),
     ],
@@ -532,7 +534,7 @@ def test_translate_refuses(arguments, expected, trained, tmp_path, monkeypatch, 
     assert expected in refused(load("translate"), words, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("words", ["--batch_size 0", "--max_tokens_per_batch -1"])
+@pytest.mark.parametrize("words", ["--batch_size 0", "--max_tokens_per_batch -1", "--inter_threads 0"])
 def test_evaluate_refuses_batches_of_nothing(words, monkeypatch, capsys):
     assert f"{words} must be at least" in refused(
         load("evaluate"), ["--model", "x", *words.split()], monkeypatch, capsys
