@@ -220,6 +220,7 @@ class Benchmark:
                 contenders=taking_part,
                 with_memory=(is_last or not self.brief) and not arguments.no_memory,
                 trial=512 if self.brief else 1024,
+                tries=2 if self.brief else 3,
                 known=known[size] if self.brief else None,
                 seconds=self.seconds,
             )

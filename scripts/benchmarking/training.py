@@ -22,16 +22,21 @@ from .workload import Workload, word_tokenizer
 
 
 def best_settings(
-    bench: TrainingBench, name: str, tokens_per_update: int, precisions: Sequence[bool], trial: int = 1024
+    bench: TrainingBench,
+    name: str,
+    tokens_per_update: int,
+    precisions: Sequence[bool],
+    trial: int = 1024,
+    tries: int = 3,
 ) -> Settings:
     """Return the settings with which a contender is fastest, tried on updates of at most `trial` real target tokens.
 
     The precision is chosen with the smallest batch; then the batch grows as long as that is not clearly slower. Of
-    three updates the fastest one counts: the first of a fresh model does more, and any may meet a busy moment.
+    `tries` updates the fastest counts: the first of a fresh model does more, and any may meet a busy moment.
     """
 
     def rate(batch: int, bf16: bool) -> float:
-        return bench.make(name, Settings(batch, bf16, min(trial, tokens_per_update)))(3).best_rate()
+        return bench.make(name, Settings(batch, bf16, min(trial, tokens_per_update)))(tries).best_rate()
 
     smallest, *larger = bench.batch_sizes(name, tokens_per_update)
     rates = {bf16: rate(smallest, bf16) for bf16 in precisions}
@@ -84,6 +89,7 @@ def benchmark(
     precisions: Sequence[bool] = (False, True),
     with_memory: bool = True,
     trial: int = 1024,
+    tries: int = 3,
     known: dict[str, Settings] | None = None,
     seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
@@ -104,11 +110,14 @@ def benchmark(
         precisions: Whether bf16 may be chosen, fp32, or both.
         with_memory: Measure memory too, each in a process of its own, with an update in one forward batch.
         trial: Real target tokens of an update when settings are tried.
+        tries: Updates of each trial.
         known: Settings of contenders, which are not tried again; those found now are added.
         seconds: No further round begins after so many.
     """
     bench = TrainingBench(workload, dataset, tokenizer, device)
-    rows = [Row(name, name, best_settings(bench, name, tokens_per_update, precisions, trial)) for name in contenders]
+    rows = [
+        Row(name, name, best_settings(bench, name, tokens_per_update, precisions, trial, tries)) for name in contenders
+    ]
     if OURS in contenders and len(precisions) > 1:
         best = rows[contenders.index(OURS)].settings
         other = dataclasses.replace(best, bf16=not best.bf16)
