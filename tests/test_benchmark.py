@@ -161,6 +161,24 @@ def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path
     assert results["machine"]["threads"] == 1
 
 
+def test_settings_that_are_known_are_not_tried_again(monkeypatch):
+    tried = []
+
+    def settings(bench, name, *_):
+        tried.append(name)
+        return contenders.Settings(64, False, 64)
+
+    monkeypatch.setattr(training, "best_settings", settings)
+    arguments = (workload.Workload("tiny", 300), workload.generated_pairs(300, 50), workload.word_tokenizer(300))
+    options = {"tokens_per_update": 64, "updates": 1, "rounds": 1, "device": "cpu", "with_memory": False}
+    names = (contenders.OURS, contenders.TORCH_NN)
+    known = {contenders.OURS: contenders.Settings(128, False, 64)}
+    rows = training.benchmark(*arguments, **options, contenders=names, precisions=(False,), known=known)
+    assert tried == [contenders.TORCH_NN]
+    assert [row["settings"] for row in rows] == ["128 fp32", "64 fp32"]
+    assert known[contenders.TORCH_NN] == contenders.Settings(64, False, 64)
+
+
 def test_an_update_has_about_the_tokens_asked_for():
     pairs = workload.generated_pairs(300, 3000)
     bench = contenders.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
