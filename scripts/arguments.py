@@ -88,6 +88,18 @@ def _unknown_argument(word: str, known: Sequence[str]) -> str:
     return f"unknown argument {word}" + (f"; did you mean --{near[0]}?" if near else "")
 
 
+def require_at_least(least: int, arguments: Any, *names: str) -> None:
+    """Refuse numbers that are too small; None, which is not given, may pass.
+
+    Raises:
+        ValueError: One of the `arguments` of these names is below `least`.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value} must be at least {least}")
+
+
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn what bad input raises into one line on stderr and exit status 2; for the part before the work starts."""

@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
 
-from arguments import clear_errors, parse, wants_help
+from arguments import clear_errors, parse, require_at_least, wants_help
 
 COMMANDS = ("train", "loss", "decode", "load", "growth", "learn", "gpu", "all")
 TOGETHER = {  # what the words for several commands stand for
@@ -59,11 +59,12 @@ class BenchmarkArguments:
         },
     )
     checkpoint: str | None = field(
-        default=None, metadata={"help": "A trained model for decode; default: one trained on the embedded grammar."}
+        default=None,
+        metadata={"help": "A trained model for decode; default: one of the embedded grammar, on a GPU none."},
     )
     num_beams: int = field(default=4, metadata={"help": "Beams (decode)."})
     tokens_per_update: int = field(default=4096, metadata={"help": "Real target tokens an update (train)."})
-    updates: int = field(default=2, metadata={"help": "Updates a round (train; in all one)."})
+    updates: int = field(default=2, metadata={"help": "Updates a round (train; in all and gpu one)."})
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
     learning_rate: float | None = field(
@@ -76,7 +77,8 @@ class BenchmarkArguments:
     contenders: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Of ours, marian, marian_by_length (train, learn), torch_nn, joeynmt (train); default: all there."
+            "help": "Of ours, marian, marian_by_length (train, learn), torch_nn, joeynmt (train, where "
+            "ours always takes part); default: all there."
         },
     )
     no_memory: bool = field(default=False, metadata={"help": "Do not measure memory."})
@@ -126,9 +128,9 @@ def prepare(arguments: Any) -> None:
             raise ValueError(f"--contenders {contender} is unknown: choose of {', '.join(CONTENDERS)}")
         if contender == "joeynmt" and (why := why_no_joeynmt()):
             raise ValueError(f"--contenders joeynmt cannot take part ({why}): install it as --help says")
-    for name in ("threads", "rounds", "updates", "tokens_per_update", "num_beams"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.tokens_per_update is None:
+        arguments.tokens_per_update = 4096
+    require_at_least(1, arguments, "threads", "rounds", "updates", "tokens_per_update", "num_beams")
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {arguments.device} cannot be used: torch sees no GPU")
     for path in [*(arguments.data or ()), *(arguments.test_data or ())]:
@@ -150,7 +152,7 @@ def prepare_gpu(arguments: Any) -> None:
     arguments.precision = arguments.precision or ["bf16"]
     arguments.size = arguments.size or ["base", "big"]
     arguments.vocab_size = arguments.vocab_size or [37_000]
-    arguments.tokens_per_update = max(arguments.tokens_per_update, 25_000)
+    arguments.tokens_per_update = arguments.tokens_per_update or 25_000
 
 
 class Benchmark:
@@ -183,12 +185,12 @@ class Benchmark:
     def train(self) -> None:
         """Real target tokens a second of whole updates."""
         from benchmarking import report, training
-        from benchmarking.contenders import CONTENDERS, JOEYNMT, why_no_joeynmt
+        from benchmarking.contenders import CONTENDERS, JOEYNMT, OURS, why_no_joeynmt
         from benchmarking.workload import Workload, corpus_pairs, generated_pairs, word_tokenizer
 
         arguments = self.arguments
         precisions = [name == "bf16" for name in arguments.precision or ("fp32", "bf16")]
-        contenders = self._contenders(*CONTENDERS)
+        contenders = tuple(dict.fromkeys((OURS, *self._contenders(*CONTENDERS))))  # all are compared with ours
         if not arguments.contenders and (why := why_no_joeynmt()):
             contenders = tuple(name for name in contenders if name != JOEYNMT)
             print(f"JoeyNMT takes no part: {why}.\n")
@@ -258,7 +260,9 @@ class Benchmark:
             print("CTranslate2 takes no part: it is not installed (or runs on another device).\n")
         common = {"rounds": arguments.rounds, "device": arguments.device, "seconds": self.seconds}
         common |= {"threads": arguments.threads, "trial": 128 if self.brief else 256}
-        if self.trained is not None:
+        if self.trained is None:
+            print("No trained model is decoded: on a GPU name one by --checkpoint.\n")
+        else:
             self._decode_trained(self.trained, with_ctranslate2, common)
         for size in self._sizes("base"):
             workload = Workload(size, 8_000)
@@ -381,6 +385,7 @@ class Benchmark:
                 minutes=arguments.minutes,
                 learning_rate=arguments.learning_rate or 0.256 / SIZES[size]["d_model"],
                 bf16=arguments.precision == ["bf16"],
+                device=arguments.device,
                 contenders=self._contenders(*LEARNERS),
                 save_to=Path(arguments.save_to) if arguments.save_to else None,
             )

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
 
-from arguments import clear_errors, parse
+from arguments import clear_errors, parse, require_at_least
 
 
 @dataclass
@@ -88,13 +88,8 @@ def main() -> None:
 
 def check_arguments(arguments: Any) -> None:
     """Refuse numbers that cannot work before the model is loaded."""
-    for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("buffer_size", 1)):
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least {least}")
-    for name in ("n_best", "num_beams", "max_new_tokens"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} must be at least 1")
+    require_at_least(1, arguments, "batch_size", "buffer_size", "n_best", "num_beams", "max_new_tokens")
+    require_at_least(0, arguments, "max_tokens_per_batch")
     if arguments.n_best and not arguments.reference_file:
         raise ValueError(f"--n_best {arguments.n_best} chooses by a reference: give --reference_file, or leave it out")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
 
-from arguments import clear_errors, parse
+from arguments import clear_errors, parse, require_at_least
 
 
 @dataclass
@@ -53,7 +53,10 @@ class EvaluateArguments:
     )
     inter_threads: int | None = field(
         default=None,
-        metadata={"help": "Batches decoded side by side on a CPU. Default: one for each thread of torch, 8 at most."},
+        metadata={
+            "help": "Batches decoded side by side on a CPU, which takes as many times the memory. Default: one for "
+            "each thread of torch, 8 at most; 1 with --torch_compile and for other packages' models."
+        },
     )
     tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer, such as zh, ja-mecab or none."})
     lowercase: bool = field(default=False, metadata={"help": "Ignore case."})
@@ -111,10 +114,8 @@ def main() -> None:
 
 def check_arguments(arguments: Any) -> None:
     """Refuse what cannot work before the model is loaded."""
-    for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("inter_threads", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} {value} must be at least {least}")
+    require_at_least(1, arguments, "batch_size", "inter_threads")
+    require_at_least(0, arguments, "max_tokens_per_batch")
     for name in ("output", "json"):
         path = getattr(arguments, name)
         if path and Path(path).exists():

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
 
-from arguments import clear_errors, parse
+from arguments import clear_errors, parse, require_at_least
 
 
 @dataclass
@@ -93,9 +93,7 @@ def check_arguments(arguments: Any) -> None:
         raise ValueError(
             f"--prune_heads has {len(arguments.prune_heads)} numbers: one, or two for encoder and decoder"
         )
-    for name in ("importance_pairs", "max_tokens_per_batch"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least 1")
+    require_at_least(1, arguments, "importance_pairs", "max_tokens_per_batch")
     for name in ("importance_data", "trim_vocabulary"):
         for file in getattr(arguments, name) or []:
             if not Path(file).is_file():

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(sys.path.pop(0))  # this folder last: its evaluate.py must not hide the library of that name
 
-from arguments import clear_errors, parse
+from arguments import clear_errors, parse, require_at_least
 
 
 @dataclass
@@ -41,7 +41,10 @@ class TranslateArguments:
     )
     inter_threads: int | None = field(
         default=None,
-        metadata={"help": "Batches decoded side by side on a CPU. Default: one for each thread of torch, 8 at most."},
+        metadata={
+            "help": "Batches decoded side by side on a CPU, which takes as many times the memory. Default: one for "
+            "each thread of torch, 8 at most; 1 with --torch_compile and for other packages' models."
+        },
     )
     buffer_size: int = field(default=2048, metadata={"help": "Most lines read before translating, sorted by length."})
     device: str = field(default="auto", metadata={"help": "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."})
@@ -98,10 +101,8 @@ def main() -> None:
     """Translate."""
     (arguments,) = parse(sys.argv[1:], __doc__, [TranslateArguments])
     with clear_errors():
-        for name, least in (("batch_size", 1), ("max_tokens_per_batch", 0), ("inter_threads", 1), ("buffer_size", 1)):
-            value = getattr(arguments, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name} {value} must be at least {least}")
+        require_at_least(1, arguments, "batch_size", "inter_threads", "buffer_size")
+        require_at_least(0, arguments, "max_tokens_per_batch")
         if arguments.input and not Path(arguments.input).is_file():
             raise ValueError(f"--input {arguments.input}: no such file")
         if arguments.output and Path(arguments.output).exists():

@@ -33,6 +33,15 @@ def library_verbosity() -> Iterator[None]:
 
 
 @pytest.fixture
+def four_threads() -> Iterator[None]:
+    """Let torch have four threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def make_config() -> Callable[..., VanillaTransformerConfig]:
     """Return a factory of a config of a few thousand parameters."""
     return lambda **fields: VanillaTransformerConfig(**{**TINY, **fields})

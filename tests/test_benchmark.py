@@ -83,7 +83,7 @@ def test_all_commands_together_are_brief(monkeypatch):
     monkeypatch.setattr(training, "benchmark", lambda workload, *_, **options: seen.append((workload, options)) or [])
     monkeypatch.setattr(workload, "generated_pairs", lambda vocab_size, count: [])
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "train"])
-    (arguments,) = benchmark.parse([], "", [benchmark.BenchmarkArguments])
+    (arguments,) = benchmark.parse(["--tokens_per_update", "4096"], "", [benchmark.BenchmarkArguments])
     benchmark.Benchmark(arguments, brief=True).train()
     assert [(made.size, made.vocab_size) for made, _ in seen] == [
         *(("small", 8_000), ("small", 37_000)),
@@ -159,6 +159,18 @@ def test_train_compares_all_and_writes_the_figures(monkeypatch, capsys, tmp_path
         assert len(row["all_rounds"]) == 2
     assert results["train"][0]["ours_over_this"] == 1.0
     assert results["machine"]["threads"] == 1
+
+
+def test_the_library_grouping_by_length_gets_all_of_its_epoch():
+    # An update has the tokens asked for on the average only: the library's epoch begins with the longest pairs.
+    pairs = workload.generated_pairs(300, 2000)
+    bench = contenders.TrainingBench(workload.Workload("tiny", 300), pairs, workload.word_tokenizer(300), "cpu")
+    run = bench.make(contenders.GROUPED, contenders.Settings(16, False, 512))
+    updates = 2000 // 32
+    assert run(updates).tokens / updates == pytest.approx(512, rel=0.1)
+    found = [run(1).tokens for _ in range(30)]
+    assert min(found) < 450 < 550 < max(found)
+    assert statistics.mean(found) == pytest.approx(512, rel=0.2)
 
 
 def test_settings_that_are_known_are_not_tried_again(monkeypatch):
@@ -329,7 +341,7 @@ class Score:
 def test_decode_of_forced_length(monkeypatch):
     model = workload.Workload("tiny", 60).ours().eval()
     task = decoding.Task([[5, 6, 7, 1], [9, 1]], 2, 6, workload.PAD, workload.EOS)
-    outputs = decoding.by_generate(model, task, length_penalty=1.0)(task.sources, decoding.How(1, 2))
+    outputs = decoding.by_generate(model, task, length_penalty=1.0)(task.sources, decoding.SearchSettings(1, 2))
     assert [len(row) for row in outputs] == [6, 6] or all(len(row) >= 5 for row in outputs)
 
 
@@ -402,7 +414,9 @@ def test_all_measures_everything_and_ends_with_the_ratios(monkeypatch, capsys, t
     monkeypatch.setattr(contenders, "TOKEN_BUDGETS", {"cpu": (64,)})
     monkeypatch.setattr(contenders, "UNSORTED_TOKEN_BUDGETS", {"cpu": (64,)})
     monkeypatch.setattr(losses, "SIZES", [(16, 300)])
-    monkeypatch.setattr(loading, "benchmark", lambda *_, **__: [{**LOADED, "contender": "vanilla-transformer"}])
+    monkeypatch.setattr(
+        loading, "benchmark", lambda *_, **__: [{**LOADED, "contender": n} for n in ("ours", "MarianMT")]
+    )
     brief_growth(monkeypatch)
     out, picture = tmp_path / "all.json", tmp_path / "growth.png"
     flags = ["--vocab_size", "300", "--tokens_per_update", "64", "--rounds", "1", "--threads", "1"]
@@ -413,13 +427,14 @@ def test_all_measures_everything_and_ends_with_the_ratios(monkeypatch, capsys, t
     results = json.loads(out.read_text())
     assert {"machine", "train", "loss", "decode", "latency", "decode_random", "load", "growth"} <= results.keys()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for row in results["train"]:  # a small text has fewer words than were asked for; the models have as many
-        assert row["workload"].startswith("tiny, V ")
+    assert {row["workload"] for row in results["train"]} == {"tiny, V 300"}
     last = text[order[-2] :]
     for found in (
         "training, tiny, V 300, tokens/s | MarianMT random",
         "decoding, the trained model, fp32",
         "one sentence alone, fp32",
+        "loss, d_model 16, V 300, bf16",
+        "import and load, tiny",
     ):
         assert " ".join(found.split()) in " ".join(last.split())
 
@@ -490,9 +505,10 @@ def test_a_gpu_gets_the_large_sizes_unless_others_are_asked_for():
     benchmark.prepare_gpu(arguments)
     assert (arguments.size, arguments.vocab_size, arguments.precision) == (["base", "big"], [37_000], ["bf16"])
     assert arguments.tokens_per_update == 25_000
-    (arguments,) = benchmark.parse(["--device", "cuda", "--size", "tiny"], "", [benchmark.BenchmarkArguments])
+    words = ["--device", "cuda", "--size", "tiny", "--tokens_per_update", "512"]
+    (arguments,) = benchmark.parse(words, "", [benchmark.BenchmarkArguments])
     benchmark.prepare_gpu(arguments)
-    assert arguments.size == ["tiny"]
+    assert (arguments.size, arguments.tokens_per_update) == (["tiny"], 512)
 
 
 def test_the_machine_is_told_in_a_line():
@@ -510,7 +526,7 @@ def test_the_machine_is_told_in_a_line():
         ([], "the first word must be one of train"),
         (["train", "--size", "huge"], "--size huge is unknown"),
         (["train", "--precision", "fp8"], "--precision fp8 is unknown"),
-        (["train", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["train", "--rounds", "0"], "--rounds 0 must be at least 1"),
         (["train", "--device", "cuda"], "--device cuda cannot be used"),
         (["train", "--data", "nowhere.en"], "there is no file nowhere.en"),
         (["learn"], "learn needs --data"),
@@ -529,17 +545,26 @@ def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, expected):
     assert expected in f"{refused.value} {capsys.readouterr().err}"
 
 
-def test_the_way_to_decode_is_found_by_growing_the_batch_while_that_is_faster(monkeypatch):
-    seconds = {(16, 2): 5.0, (32, 2): 4.0, (64, 2): 4.5, (32, 1): 3.0, (64, 1): 2.0, (128, 1): 2.5}
+@pytest.mark.parametrize(("alone", "best"), [(2.0, (64, 1)), (6.0, (32, 2))])
+def test_how_to_decode_is_found_by_growing_the_batch_while_that_is_faster(monkeypatch, alone, best):
+    seconds = {(16, 2): 5.0, (32, 2): 4.0, (64, 2): 4.5, (16, 1): 8.0, (32, 1): 7.0, (64, 1): alone, (128, 1): 9.0}
     tried = []
 
-    def decode(sources, how):
-        tried.append((how.batch, how.inter_threads))
+    def decode(sources, settings):
+        tried.append((settings.batch, settings.inter_threads))
         return []
 
     monkeypatch.setattr(machine, "timed_once", lambda run: (run(), seconds[tried[-1]])[1])
-    assert decoding.best_way(decode, [[1]] * 128, (16, 32, 64, 128), 2) == decoding.How(64, 1)
-    assert tried == [(16, 1), *seconds]
+    found = decoding.best_settings(decode, [[1]] * 128, (16, 32, 64, 128), 2)
+    assert found == decoding.SearchSettings(*best)
+    assert tried == [(8, 2), *list(seconds)[:3], (16, 1), *list(seconds)[3:]]  # the first of each is not timed
+
+
+def test_few_sentences_for_many_threads_are_divided_among_them():
+    tried = []
+    decoding.best_settings(lambda sources, settings: tried.append(settings) or [], [[1]] * 20, (16, 32), 8)
+    assert tried[1] == decoding.SearchSettings(2, 8)
+    assert tried[-1] == decoding.SearchSettings(16, 1)
 
 
 def test_settings_are_found_by_growing_the_batch_while_that_is_faster():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import threading
 
 import datasets
 import pytest
@@ -877,15 +878,30 @@ def test_a_model_made_faster_serves_as_any_other(ours, tokenizer, fast):
     assert found == expected
 
 
-def test_batches_side_by_side_change_no_result(ours, marian, tokenizer):
+def test_batches_side_by_side_change_no_result(ours, marian, tokenizer, four_threads, monkeypatch):
     texts = [text[: 1 + number % 9] for number, text in enumerate(TEXTS * 8)]
+    threads = set()
     for model in (ours, marian):
         pipe = pipeline("translation", model=model, tokenizer=tokenizer, max_new_tokens=6)
         expected = [pipe(text)[0] for text in texts]
-        assert pipe(texts, batch_size=3, inter_threads=2) == expected
-        assert [result[0] for result in pipe(iter(texts), batch_size=3, inter_threads=3)] == expected
+        generate = model.generate
+        monkeypatch.setattr(
+            model, "generate", lambda g=generate, **kwargs: threads.add(threading.get_ident()) or g(**kwargs)
+        )
+        for options, count in (({}, 4 if model is ours else 1), ({"inter_threads": 2}, 2), ({"inter_threads": 1}, 1)):
+            for inputs in (texts, iter(texts)):
+                threads.clear()
+                results = list(pipe(inputs, batch_size=3, **options))
+                assert [one[0] if isinstance(one, list) else one for one in results] == expected
+                assert len(threads) == 1 if count == 1 else 1 < len(threads) <= count * 2  # a stream has two windows
         chosen = pipeline("translation", model=model, tokenizer=tokenizer, max_new_tokens=6, inter_threads=2)
         assert chosen(texts, batch_size=3) == expected
         assert chosen(texts[0]) == [expected[0]]
+        model.train()  # each batch would switch it: one at a time
+        threads.clear()
+        assert chosen(texts, batch_size=3) == expected
+        assert len(threads) == 1
+        assert model.training
+        model.eval()
     with pytest.raises(ValueError, match="inter_threads=0 is not a whole number"):
         pipe(texts, inter_threads=0)

@@ -816,13 +816,13 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path) -> None:
     assert sorted([*ranks[0]["odd"], *ranks[1]["odd"]]) == sorted(make_dataset(60)["input_ids"])
 
 
-if __name__ == "__main__":
-    run_part(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))
-
-
 def test_adam_is_the_fused_one(tmp_path):
     trainer = make_trainer(tmp_path)
     optimizer = trainer.create_optimizer()
     assert type(optimizer).__name__ == "AdamW"
     assert optimizer.defaults["fused"] is True
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}  # which makes it Adam
+
+
+if __name__ == "__main__":
+    run_part(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))

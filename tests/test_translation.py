@@ -1,9 +1,12 @@
 """Translating many sentences: order, batches, empty lines, scores."""
 
+import threading
+
 import pytest
 import torch
 from tiny_models import randomise
 
+from vanilla_transformer.quantization import quantize_int8
 from vanilla_transformer.tokenizer_training import train_tokenizer
 from vanilla_transformer.translation import Hypothesis, translate_sentences
 
@@ -141,26 +144,63 @@ def test_a_lone_surrogate_is_named(model, tokenizer):
         translate_sentences(model, tokenizer, ["a", "b \ud800"])
 
 
+@pytest.fixture
+def threads(model, monkeypatch):
+    """The threads in which `model.generate` was called."""
+    found = set()
+    generate = model.generate
+
+    def spy(**kwargs):
+        found.add(threading.get_ident())
+        return generate(**kwargs)
+
+    monkeypatch.setattr(model, "generate", spy)
+    return found
+
+
 @pytest.mark.parametrize("inter_threads", [1, 2, 5, None])
-def test_batches_side_by_side_change_no_result(model, tokenizer, inter_threads):
+@pytest.mark.parametrize("options", [{}, {"n_best": 2, "with_scores": True}, {"num_beams": 1}], ids=str)
+def test_batches_side_by_side_change_no_result(model, tokenizer, threads, four_threads, inter_threads, options):
     randomise(model)
     sentences = [" ".join("abc"[(n * n + i) % 3] for i in range(n % 9 + 1)) for n in range(40)]
-    expected = [translate_sentences(model, tokenizer, [sentence], max_new_tokens=9)[0] for sentence in sentences]
-    assert len({hypothesis.text for [hypothesis] in expected}) > 3
-    options = {"batch_size": 4, "inter_threads": inter_threads, "max_new_tokens": 9}
-    assert translate_sentences(model, tokenizer, sentences, **options) == expected
+    options = {"max_new_tokens": 9, **options}
+    expected = [translate_sentences(model, tokenizer, [sentence], **options)[0] for sentence in sentences]
+    assert len({hypotheses[0].text for hypotheses in expected}) > 3
+    assert threads == {threading.get_ident()}
+    found = translate_sentences(model, tokenizer, sentences, batch_size=4, inter_threads=inter_threads, **options)
+    assert [[h.text for h in row] for row in found] == [[h.text for h in row] for row in expected]
+    if "with_scores" in options:
+        scores = [[[h.score for h in row] for row in rows] for rows in (found, expected)]
+        torch.testing.assert_close(torch.tensor(scores[0]), torch.tensor(scores[1]), rtol=1e-4, atol=1e-5)
+    assert (len(threads - {threading.get_ident()}) > 1) == (inter_threads != 1)
     assert not model.training
 
 
-def test_sampled_translations_repeat_with_the_seed(model, tokenizer):
-    found = []
-    torch.set_num_threads(2)
-    try:
-        for _ in range(2):
-            torch.manual_seed(5)
-            found.append(
-                translate_sentences(model, tokenizer, SENTENCES * 4, batch_size=2, do_sample=True, max_new_tokens=5)
-            )
-    finally:
-        torch.set_num_threads(1)
+@pytest.mark.parametrize("fast", ["int8", "bfloat16"])
+def test_side_by_side_the_fast_precisions_give_what_they_give_one_after_the_other(model, tokenizer, threads, fast):
+    randomise(model)
+    model = quantize_int8(model) if fast == "int8" else model.bfloat16()
+    found = [
+        translate_sentences(model, tokenizer, SENTENCES * 4, batch_size=3, inter_threads=count, max_new_tokens=9)
+        for count in (1, 3)
+    ]
     assert found[0] == found[1]
+    assert len(threads) > 1
+
+
+def test_sampled_translations_repeat_with_the_seed(model, tokenizer, threads, four_threads):
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        found.append(
+            translate_sentences(model, tokenizer, SENTENCES * 4, batch_size=2, do_sample=True, max_new_tokens=5)
+        )
+    assert found[0] == found[1]
+    assert threads == {threading.get_ident()}
+
+
+def test_an_error_in_a_batch_leaves_the_model_as_it_was(model, tokenizer):
+    model.train()
+    with pytest.raises(ValueError, match="no_such_option"):
+        translate_sentences(model, tokenizer, SENTENCES, no_such_option=1)
+    assert model.training

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ logger = logging.get_logger(__name__)
 NUM_BEAMS = 4  # section 6.1
 GNMT_ALPHA = 0.6  # section 6.1
 MAX_LENGTH_OFFSET = 50  # section 6.1
+_SETTINGS = threading.Lock()  # of all models: batches of one may be decoded side by side
 
 
 # Options of `generate()` that our beam search honours, itself or by the library's processors and criteria, and those
@@ -162,16 +164,17 @@ class PaperGenerationMixin(GenerationMixin):
         settings with the library's default, `max_length` 20 among them: what follows would be cut at 20 tokens, and
         the next checkpoint of a training would say so to everybody.
         """
-        settings = self.generation_config
-        # The trainer calls the same method; it is the library's own, not public (5.0 to 5.24).
-        defaults = {k: v for k, v in settings._get_default_generation_params().items() if v is not None}
-        still_open = frozenset(name for name in defaults if getattr(settings, name, None) is None)
-        if not still_open and self._open_settings is not None and self._open_settings[0] is settings:
-            # All filled, which nobody does by hand.
-            still_open = frozenset(k for k in self._open_settings[1] if getattr(settings, k) == defaults[k])
-            for name in still_open:
-                setattr(settings, name, None)
-        self._open_settings = settings, still_open
+        with _SETTINGS:
+            settings = self.generation_config
+            # The trainer calls the same method; it is the library's own, not public (5.0 to 5.24).
+            defaults = {k: v for k, v in settings._get_default_generation_params().items() if v is not None}
+            still_open = frozenset(name for name in defaults if getattr(settings, name, None) is None)
+            if not still_open and self._open_settings is not None and self._open_settings[0] is settings:
+                # All filled, which nobody does by hand.
+                still_open = frozenset(k for k in self._open_settings[1] if getattr(settings, k) == defaults[k])
+                for name in still_open:
+                    setattr(settings, name, None)
+            self._open_settings = settings, still_open
 
     def _searches_itself(self, sources: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether our own search does what is asked for, on this model as it is placed and wrapped."""

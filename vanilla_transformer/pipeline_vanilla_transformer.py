@@ -25,7 +25,12 @@ from transformers.pipelines.base import pad_collate_fn  # not documented; the sa
 from transformers.tokenization_utils_base import LARGE_INTEGER, TruncationStrategy
 from transformers.utils import logging
 
-from .parallel_vanilla_transformer import choose_inter_threads, map_in_threads
+from .parallel_vanilla_transformer import (
+    check_inter_threads,
+    choose_inter_threads,
+    generation_setting,
+    map_in_threads,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -74,7 +79,7 @@ class _SortedResults(IterableDataset[Any]):
     window_batches: float
     batch_size: int
     max_tokens: float
-    inter_threads: int
+    inter_threads: Callable[[], int]
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
     forward: Callable[[dict[str, Any]], dict[str, Any]]
     postprocess: Callable[[dict[str, Any]], Any]
@@ -89,7 +94,7 @@ class _SortedResults(IterableDataset[Any]):
             lengths = [item["input_ids"].shape[-1] for item in window]
             batches = list(length_sorted_batches(lengths, self.batch_size, self.max_tokens))
             collated = (self.collate([window[index] for index in batch]) for batch in batches)
-            results = map_in_threads(self.forward, collated, min(self.inter_threads, len(batches)))
+            results = map_in_threads(self.forward, collated, min(self.inter_threads(), len(batches)))
             for batch, outputs in zip(batches, results, strict=True):
                 for row, index in enumerate(batch):
                     done[index] = self.postprocess({key: value[row : row + 1] for key, value in outputs.items()})
@@ -237,7 +242,8 @@ class Text2TextGenerationPipeline(Pipeline):
                 raise ValueError(f"max_tokens_per_batch={max_tokens_per_batch!r} is not a whole number of at least 1.")
             forward["max_tokens_per_batch"] = max_tokens_per_batch
         if inter_threads is not None:
-            forward["inter_threads"] = choose_inter_threads(inter_threads, self.model, False)
+            check_inter_threads(inter_threads)
+            forward["inter_threads"] = inter_threads
         return preprocess, forward, postprocess
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
@@ -263,9 +269,9 @@ class Text2TextGenerationPipeline(Pipeline):
                 - `max_tokens_per_batch` (int): Most source tokens decoded at once, padding included; one longer input
                   is decoded alone. With a `batch_size` both limits hold, without one this is the only limit.
                 - `inter_threads` (int): Batches decoded at a time on a CPU, each by its share of torch's threads. By
-                  default as many as torch has threads, 8 at most, for this package's models where nothing speaks
-                  against it (sampling, compiled modules), else one. Without effect on inputs that are decoded one
-                  by one.
+                  default as many as torch has threads, 8 at most, where all is known to allow it (see
+                  `choose_inter_threads`), else one. It changes speed and memory, never a result; it has none to work
+                  on with a `batch_size` of 1.
                 - `num_workers` (int, default 0): Processes that tokenise, for lists and datasets.
                 - `generate_kwargs` (dict) and any other argument of `model.generate`: `num_beams`,
                   `num_return_sequences`, `max_new_tokens`, `generation_config`, ... A `generation_config` replaces the
@@ -311,16 +317,13 @@ class Text2TextGenerationPipeline(Pipeline):
             return single
         stage = single.loader.loader  # the first, which reads and tokenises: so in 5.0.0 to 5.24.0
         chunk = 32 if stage.num_workers else 1  # without processes nothing is read before its time
+        arguments = self._generation_arguments(params[1].get("generation", {}))
         return _SortedResults(
             DataLoader(stage.dataset, chunk, num_workers=stage.num_workers, collate_fn=_as_arrays),
             math.inf if isinstance(inputs, list) else self.window_batches,
             batch_size,
             params[1].get("max_tokens_per_batch", math.inf),
-            choose_inter_threads(
-                params[1].get("inter_threads"),
-                self.model,
-                bool(self._setting("do_sample", self._generation_arguments(params[1].get("generation", {})))),
-            ),
+            lambda: choose_inter_threads(params[1].get("inter_threads"), self.model, arguments),
             pad_collate_fn(self.tokenizer, None),
             lambda batch: self.forward(batch, **params[1]),
             lambda output: self.postprocess(output, **params[2]),
@@ -429,9 +432,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def _setting(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return a generation setting: from the arguments, their generation config, or the model's."""
-        configs = (arguments.get("generation_config"), self.model.generation_config)
-        values = [arguments.get(name), *(getattr(config, name, None) for config in configs)]
-        return next((value for value in values if value is not None), None)
+        return generation_setting(name, arguments, self.model)
 
     def _with_blanks(self, rows: torch.Tensor, blank: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
         """Put a row of start and end token, which decodes to the empty text, in the place of each blank input."""

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from .corpus_formats import check_text
-from .parallel_vanilla_transformer import choose_inter_threads, map_in_threads
+from .parallel_vanilla_transformer import check_inter_threads, choose_inter_threads, generation_setting, map_in_threads
 from .pipeline_vanilla_transformer import length_sorted_batches
 
 
@@ -49,11 +49,12 @@ def translate_sentences(
         max_tokens_per_batch: Most source tokens a batch, padding included: of long sentences fewer are decoded
             together. None is no such limit. A single longer sentence is a batch of its own.
         inter_threads: Batches decoded at a time on a CPU, each by its share of torch's threads; None: as many as torch
-            has threads, 8 at most, for this package's models where nothing speaks against it (sampling, compiled
-            modules), else one. It changes speed and memory, no result.
+            has threads, 8 at most, where all is known to allow it (see `choose_inter_threads`), else one. It changes
+            speed, and memory by as many times, but no result.
         n_best: Translations a sentence; at most the number of beams.
         with_scores: Return the scores of a beam search too. The library then keeps every step's scores of a batch,
-            batch_size · num_beams · vocabulary numbers a step: choose a smaller `batch_size`.
+            batch_size · num_beams · vocabulary numbers a step, for each batch decoded at the time: choose a smaller
+            `batch_size`.
         show_progress: Show a progress bar of sentences.
         **generate_kwargs: For `model.generate`, such as `num_beams`.
 
@@ -61,17 +62,15 @@ def translate_sentences(
         ValueError: A bad `batch_size`, `max_tokens_per_batch`, `inter_threads` or `n_best`, or a text that cannot be
             encoded.
     """
-    beams = generate_kwargs.get("num_beams", model.generation_config.num_beams) or 1
-    settings = generate_kwargs.get("generation_config") or model.generation_config
-    do_sample = bool(generate_kwargs.get("do_sample", settings.do_sample))
-    choose_inter_threads(inter_threads, model, do_sample)  # a wrong number is found before anything is computed
+    beams = generation_setting("num_beams", generate_kwargs, model) or 1
+    check_inter_threads(inter_threads)
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1.")
     if max_tokens_per_batch is not None and max_tokens_per_batch < 1:
         raise ValueError(
             f"max_tokens_per_batch={max_tokens_per_batch} must be at least 1, or None for batches of batch_size."
         )
-    if n_best < 1 or (n_best > beams and not generate_kwargs.get("do_sample")):
+    if n_best < 1 or (n_best > beams and not generation_setting("do_sample", generate_kwargs, model)):
         raise ValueError(f"n_best={n_best} must lie between 1 and num_beams={beams}: raise num_beams or lower n_best.")
     for number, sentence in enumerate(sentences, 1):
         check_text(sentence, f"sentence {number}")
@@ -90,13 +89,15 @@ def translate_sentences(
     )
     was_training = model.training
     model.eval()
-    inter_threads = min(choose_inter_threads(inter_threads, model, do_sample), len(batches))
-    with tqdm(total=len(wanted), unit=" sentences", desc="Translating", disable=not show_progress) as bar:
-        for batch, translations in zip(batches, map_in_threads(translate, padded, inter_threads), strict=True):
-            for row, hypotheses in zip(batch, translations, strict=True):
-                results[wanted[row]] = hypotheses
-            bar.update(len(batch))
-    model.train(was_training)
+    inter_threads = min(choose_inter_threads(inter_threads, model, generate_kwargs), len(batches))
+    try:
+        with tqdm(total=len(wanted), unit=" sentences", desc="Translating", disable=not show_progress) as bar:
+            for batch, translations in zip(batches, map_in_threads(translate, padded, inter_threads), strict=True):
+                for row, hypotheses in zip(batch, translations, strict=True):
+                    results[wanted[row]] = hypotheses
+                bar.update(len(batch))
+    finally:
+        model.train(was_training)
     return results
 
 

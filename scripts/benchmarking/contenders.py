@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 import statistics
 import tempfile
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from accelerate import skip_first_batches
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -271,9 +273,20 @@ class TrainingBench:
         return self._by_trainer(trainer, collator)
 
     def _by_trainer(self, trainer: Any, collator: Any) -> Run:
-        """Return what lets a Trainer make some updates."""
+        """Return what lets a Trainer make some updates, each time from another place of its epoch.
+
+        The library groups by length so that an epoch begins with its longest pairs.
+        """
         meter = Meter(self.device)
         watch(trainer, collator, meter)
+        loader, places = trainer.get_train_dataloader, random.Random(1)
+
+        def from_a_place() -> Any:
+            batches = loader()
+            needed = trainer.args.max_steps * trainer.args.gradient_accumulation_steps
+            return skip_first_batches(batches, places.randrange(max(1, len(batches) - needed)))
+
+        trainer.get_train_dataloader = from_a_place
 
         def run(updates: int) -> Meter:
             meter.reset()

@@ -41,8 +41,8 @@ Sentences = list[list[int]]
 
 
 @dataclass(frozen=True)
-class How:
-    """How sentences are decoded.
+class SearchSettings:
+    """How a contender decodes.
 
     Args:
         batch: Sentences a search.
@@ -56,7 +56,7 @@ class How:
         return f"{self.inter_threads} x {self.batch}"
 
 
-Decoder = Callable[[Sentences, How], Sentences]
+Decoder = Callable[[Sentences, SearchSettings], Sentences]
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ def by_generate(model: Any, task: Task, **options: Any) -> Decoder:
             output = model.generate(input_ids, attention_mask=mask, num_beams=task.num_beams, **limit, **options)
         return [until_end(row, task) for row in output[:, 1:].tolist()]
 
-    def decode(sources: Sentences, how: How) -> Sentences:
+    def decode(sources: Sentences, settings: SearchSettings) -> Sentences:
         order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-        parts = [order[start : start + how.batch] for start in range(0, len(order), how.batch)]
+        parts = [order[start : start + settings.batch] for start in range(0, len(order), settings.batch)]
         results: Sentences = [[] for _ in sources]
         batches = ([sources[index] for index in part] for part in parts)
-        for part, rows in zip(parts, map_in_threads(search, batches, how.inter_threads), strict=True):
+        for part, rows in zip(parts, map_in_threads(search, batches, settings.inter_threads), strict=True):
             for index, row in zip(part, rows, strict=True):
                 results[index] = row
         return results
@@ -139,18 +139,21 @@ def by_ctranslate2(model: Any, task: Task, compute_type: str, threads: int) -> D
     if task.forced is not None:
         options |= {"min_decoding_length": task.forced, "max_decoding_length": task.forced}
 
-    def decode(sources: Sentences, how: How) -> Sentences:
+    def decode(sources: Sentences, settings: SearchSettings) -> Sentences:
         limit = {} if task.forced is not None else {"max_decoding_length": max(map(len, sources)) + 50}
         rows = [[words[token] for token in row] for row in sources]
-        output = translator(how.inter_threads).translate_batch(rows, max_batch_size=how.batch, **options, **limit)
+        output = translator(settings.inter_threads).translate_batch(
+            rows, max_batch_size=settings.batch, **options, **limit
+        )
         return [[ids[word] for word in result.hypotheses[0]] for result in output]
 
     return decode
 
 
-def names(*, with_ctranslate2: bool) -> list[str]:
-    """Return the contenders; ours in fp32 is the first."""
-    return [OURS, PAPER, HALF, INT8, MARIAN, MARIAN_HALF] + ([CT2, CT2_INT8] if with_ctranslate2 else [])
+def names(device: str, *, with_ctranslate2: bool) -> list[str]:
+    """Return the contenders; ours in fp32 is the first. int8 is for CPUs, where torch brings it."""
+    on_cpu = [INT8] if device == "cpu" else []
+    return [OURS, PAPER, HALF, *on_cpu, MARIAN, MARIAN_HALF] + ([CT2, CT2_INT8] if with_ctranslate2 else [])
 
 
 def decoder(name: str, model: Any, task: Task, threads: int) -> Decoder:
@@ -184,43 +187,43 @@ def decoder(name: str, model: Any, task: Task, threads: int) -> Decoder:
 
 def decoders(model: Any, task: Task, threads: int, *, with_ctranslate2: bool) -> dict[str, Decoder]:
     """Return all contenders by name; the arguments are those of `decoder` and `names`."""
-    return {name: decoder(name, model, task, threads) for name in names(with_ctranslate2=with_ctranslate2)}
+    there = names(model.device.type, with_ctranslate2=with_ctranslate2)
+    return {name: decoder(name, model, task, threads) for name in there}
 
 
-def best_way(decode: Decoder, sources: Sentences, sizes: Sequence[int], threads: int) -> How:
-    """Return the way in which these sentences are decoded soonest.
+def best_settings(decode: Decoder, sources: Sentences, sizes: Sequence[int], threads: int) -> SearchSettings:
+    """Return the settings with which these sentences are decoded soonest.
 
-    Of searches side by side, one a thread, and one after the other; the batch grows as long as that is faster.
+    Of searches side by side, one a thread, and one after the other; in both the batch grows as long as that is faster.
     """
-    decode(sources[:16], How(16))  # first calls do more
-    best, least = How(1), math.inf
+    found: dict[SearchSettings, float] = {}
     for inter_threads in dict.fromkeys((threads, 1)):
-        fitting = [size for size in sizes if best.batch <= size <= len(sources) // inter_threads]
-        for size in fitting or [len(sources)]:
-            how = How(size, inter_threads)
-            seconds = machine.timed_once(partial(decode, sources, how))
-            if seconds > least:
+        decode(sources[:16], SearchSettings(max(1, 16 // inter_threads), inter_threads))  # first calls do more
+        largest, least = max(1, len(sources) // inter_threads), math.inf
+        for size in [size for size in sizes if size <= largest] or [largest]:
+            settings = SearchSettings(size, inter_threads)
+            found[settings] = machine.timed_once(partial(decode, sources, settings))
+            if found[settings] > least:
                 break
-            best, least = how, seconds
-    return best
+            least = found[settings]
+    return min(found, key=lambda settings: found[settings])
 
 
-def peak_memory_of(name: str, folder: str, task: Task, how: How, threads: int) -> dict[str, int]:
+def peak_memory_of(name: str, folder: str, task: Task, settings: SearchSettings, threads: int) -> dict[str, int]:
     """Return the memory of decoding in bytes: its peak, and before a model was made. For a process of its own.
 
     Args:
         name: The contender.
         folder: Our model.
         task: What to decode.
-        how: The contender's best way.
-        threads: Threads of torch and CTranslate2.
+        settings: The contender's best.
+        threads: Threads of CTranslate2.
     """
-    torch.set_num_threads(threads)
     before = machine.peak_memory()
     decode = decoder(name, VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval(), task, threads)
     gc.collect()
     machine.reset_peak_memory()  # making the contender out of our model is no part of decoding
-    decode(task.sources, how)
+    decode(task.sources, settings)
     return {"peak": machine.peak_memory(), "before": before}
 
 
@@ -249,12 +252,12 @@ def benchmark(
     """
     some = task.sources[:: max(1, len(task.sources) // trial)]
     sizes, most = BATCH_SIZES[device.partition(":")[0]], threads if device == "cpu" else 1
-    ways = {name: best_way(decode, some, sizes, most) for name, decode in found.items()}
+    chosen = {name: best_settings(decode, some, sizes, most) for name, decode in found.items()}
     outputs: dict[str, Sentences] = {}
 
     def run(name: str) -> float:
         start = time.perf_counter()
-        outputs[name] = found[name](task.sources, ways[name])
+        outputs[name] = found[name](task.sources, chosen[name])
         return time.perf_counter() - start
 
     results = machine.alternate({name: partial(run, name) for name in found}, rounds, seconds)
@@ -262,9 +265,9 @@ def benchmark(
     return [
         {
             "contender": name,
-            "way": str(ways[name]),
-            "batch": ways[name].batch,
-            "inter_threads": ways[name].inter_threads,
+            "settings": str(chosen[name]),
+            "batch": chosen[name].batch,
+            "inter_threads": chosen[name].inter_threads,
             "seconds": statistics.median(results[name]),
             "all_rounds": results[name],
             "tokens_per_second": tokens / statistics.median(results[name]),
@@ -281,9 +284,9 @@ def add_memory(rows: list[dict[str, Any]], model: Any, task: Task, threads: int)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         for row in rows:
-            how = How(row["batch"], row["inter_threads"])
-            longest = sorted(task.sources, key=len)[-how.batch * how.inter_threads :]  # those that need most
-            arguments = (row["contender"], folder, replace(task, sources=longest), how, threads)
+            settings = SearchSettings(row["batch"], row["inter_threads"])
+            longest = sorted(task.sources, key=len)[-settings.batch * settings.inter_threads :]  # those that need most
+            arguments = (row["contender"], folder, replace(task, sources=longest), settings, threads)
             row["memory"] = machine.in_own_process(peak_memory_of, *arguments)
 
 
@@ -291,9 +294,9 @@ def latency(found: dict[str, Decoder], task: Task, *, rounds: int) -> list[dict[
     """Return the median seconds of a sentence decoded alone, a row a contender of `decoders`."""
     sentences = task.sources[:: max(1, len(task.sources) // 12)][:12]
     for decode in found.values():
-        decode(sentences[:2], How(1))
+        decode(sentences[:2], SearchSettings(1))
     runs = {
-        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, How(1))) / len(sentences))
+        name: (lambda d=decode: machine.timed_once(lambda: d(sentences, SearchSettings(1))) / len(sentences))
         for name, decode in found.items()
     }
     results = machine.alternate(runs, rounds)

@@ -26,9 +26,9 @@ from .contenders import GROUPED, OURS, RANDOM, Meter, grouping_by_length, quiet_
 from .workload import LABEL_SMOOTHING, Workload
 
 
-def _now() -> float:
+def _now(device: str) -> float:
     """Return the seconds so far that count (see the module)."""
-    return time.perf_counter() if torch.cuda.is_available() else time.process_time() / torch.get_num_threads()
+    return time.perf_counter() if device != "cpu" else time.process_time() / torch.get_num_threads()
 
 
 class _Curve(TrainerCallback):
@@ -42,14 +42,14 @@ class _Curve(TrainerCallback):
         self.seconds, self.points = 0.0, []  # type: float, list[dict[str, float]]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.began = _now()
+        self.began = _now(self.meter.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if state.global_step not in self.at:
             return
         import sacrebleu
 
-        self.seconds += _now() - self.began
+        self.seconds += _now(self.meter.device) - self.began
         sources, references = zip(*self.validation, strict=True)
         found = translate_sentences(model, self.tokenizer, sources, num_beams=1, max_new_tokens=80)
         bleu = sacrebleu.corpus_bleu([row[0].text for row in found], [list(references)]).score
@@ -57,7 +57,7 @@ class _Curve(TrainerCallback):
             {"minutes": self.seconds / 60, "updates": state.global_step, "tokens": self.meter.tokens, "bleu": bleu}
         )
         print(f"  {self.points[-1]}", flush=True)
-        self.began = _now()
+        self.began = _now(self.meter.device)
 
 
 def _trainer(
@@ -115,6 +115,7 @@ def benchmark(
     tokens_per_batch: int = 1024,
     points: int = 8,
     bf16: bool = False,
+    device: str = "cpu",
     contenders: tuple[str, ...] = (OURS, RANDOM, GROUPED),
     save_to: Path | None = None,
 ) -> dict[str, list[dict[str, float]]]:
@@ -130,11 +131,11 @@ def benchmark(
         tokens_per_batch: Our budget; the others' batches have about as many real target tokens.
         points: Evaluations.
         bf16: Mixed precision, for all.
+        device: Where to train.
         contenders: Who takes part.
         save_to: Where our model is saved at its end, with the tokenizer.
     """
     curves = {}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"folder": folder, "batch": tokens_per_batch, "lr": learning_rate, "bf16": bf16}
         settings["device"] = device
@@ -142,9 +143,9 @@ def benchmark(
             print(f"{name}, {minutes:g} minutes", flush=True)
             trial = _trainer(name, workload, dataset, tokenizer, updates=40, **settings)
             watch(trial, trial.data_collator, Meter(device))
-            start = _now()
+            start = _now(device)
             trial.train()
-            updates = max(points, round(40 * minutes * 60 / (_now() - start)))
+            updates = max(points, round(40 * minutes * 60 / (_now(device) - start)))
             trainer = _trainer(name, workload, dataset, tokenizer, updates=updates, **settings)
             meter = Meter(device)
             watch(trainer, trainer.data_collator, meter)

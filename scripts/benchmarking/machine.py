@@ -138,6 +138,11 @@ def reset_peak_memory() -> None:
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a module-level function gives in a fresh process, so that its memory is its own."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    """Return what a module-level function gives in a fresh process with as many threads: its memory is its own."""
+    with ProcessPoolExecutor(
+        1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(torch.get_num_threads(),),
+    ) as pool:
         return pool.submit(function, *arguments).result()

@@ -83,7 +83,7 @@ def decoding_table(rows: Sequence[dict[str, Any]], sentences: int) -> str:
         [
             [
                 row["contender"],
-                row["way"],
+                row["settings"],
                 f"{row['seconds']:.2f}",
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['ours_over_this']:.2f}x",

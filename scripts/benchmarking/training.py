@@ -29,7 +29,7 @@ def best_settings(
     trial: int = 1024,
     tries: int = 3,
 ) -> Settings:
-    """Return the settings with which a contender is fastest, tried on updates of at most `trial` real target tokens.
+    """Return the settings with which a contender is fastest, tried on updates of about `trial` tokens or one batch.
 
     The precision is chosen with the smallest batch; then the batch grows as long as that is not clearly slower. Of
     `tries` updates the fastest counts: the first of a fresh model does more, and any may meet a busy moment.
