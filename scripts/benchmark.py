@@ -63,7 +63,9 @@ class BenchmarkArguments:
         metadata={"help": "A trained model for decode; default: one of the embedded grammar, on a GPU none."},
     )
     num_beams: int = field(default=4, metadata={"help": "Beams (decode)."})
-    tokens_per_update: int = field(default=4096, metadata={"help": "Real target tokens an update (train)."})
+    tokens_per_update: int | None = field(
+        default=None, metadata={"help": "Real target tokens an update (train); default: 4,096, in gpu 25,000."}
+    )
     updates: int = field(default=2, metadata={"help": "Updates a round (train; in all and gpu one)."})
     rounds: int = field(default=3, metadata={"help": "Rounds: each contender runs once in each."})
     minutes: float = field(default=15.0, metadata={"help": "Training time of each contender (learn)."})
@@ -162,7 +164,7 @@ class Benchmark:
         arguments: `BenchmarkArguments`.
         brief: Keep to what is needed, so that all commands together end soon: an update a round, no further round
             after a minute, smaller trials of settings, and none for a second vocabulary, training memory for the last
-            size and vocabulary only, JoeyNMT for the first only (unless it was asked for).
+            size and vocabulary only, JoeyNMT for the first only (unless it was asked for), one size of the loss.
     """
 
     def __init__(self, arguments: Any, brief: bool = False) -> None:
@@ -239,7 +241,7 @@ class Benchmark:
 
         tokens = 25_000 if self.arguments.device.startswith("cuda") else 2_048
         rows = losses.benchmark(
-            losses.SIZES,
+            losses.SIZES[-1:] if self.brief else losses.SIZES,
             tokens=tokens,
             rounds=self.arguments.rounds,
             device=self.arguments.device,

@@ -448,15 +448,17 @@ def test_decode_of_a_checkpoint_prints_a_row_for_each_contender(monkeypatch, cap
     text = run(monkeypatch, capsys, "decode", *corpus_and_model, *flags)
     results = json.loads(out.read_text())
     names = [row["contender"] for row in results["decode"]]
-    assert names[:6] == [
+    assert names[:7] == [
         *(decoding.OURS, decoding.PAPER, decoding.HALF, decoding.INT8),
-        *(decoding.MARIAN, decoding.MARIAN_HALF),
+        *(decoding.MARIAN, decoding.MARIAN_HALF, decoding.MARIAN_THREADS),
     ]
+    by_name = {row["contender"]: row for row in results["decode"]}
+    assert by_name[decoding.MARIAN]["inter_threads"] == by_name[decoding.MARIAN_HALF]["inter_threads"] == 1
     assert names == [row["contender"] for row in results["latency"]]
     assert names == [row["contender"] for row in results["decode_random"]["tiny, V 8,000"]]
     assert "40 sentences, 2 beams" in text
     for name in names:
-        assert text.count(f"| {name} ") == 3
+        assert sum(line.split(" |")[0].strip("| ") == name for line in text.splitlines()) == 3
 
 
 def test_loss_and_growth_by_the_command_line(monkeypatch, capsys, tmp_path):

@@ -61,7 +61,7 @@ def choose_inter_threads(asked: int | None, model: Any, arguments: Mapping[str, 
     if any(generation_setting(name, arguments, model) for name in ("do_sample", "cache_implementation")):
         return 1
     plain = (type(None), bool, int, float, str, list, tuple, type(model.generation_config))
-    if not all(isinstance(value, plain) for value in arguments.values()):
+    if not all(type(value) in plain for value in arguments.values()):  # the library's lists of processors are lists
         return 1
     if any(_is_changed(module) for module in model.modules()):
         return 1
@@ -110,7 +110,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
     total, ready = torch.get_num_threads(), threading.Barrier(count + 1)
 
     def begin() -> None:
-        # In OpenMP the number is the calling thread's own; but threads that begin later take the last that was set.
+        # In OpenMP the number is the calling thread's own. A thread takes the last that any has set when it first
+        # asks: let it not do so later.
+        torch.get_num_threads()
         torch.set_num_threads(max(1, total // count))
         ready.wait()
 

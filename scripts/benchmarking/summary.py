@@ -57,7 +57,7 @@ def _against(what: str, rows: list[dict[str, Any]], ours: str, peer: str) -> Lin
 def _decoding(what: str, rows: list[dict[str, Any]]) -> Iterator[Line]:
     there = {row["contender"] for row in rows}
     for ours, precision in ((decoding.OURS, "fp32"), (decoding.HALF, "bf16"), (decoding.INT8, "int8")):
-        for peer in (decoding.MARIAN, decoding.MARIAN_HALF, decoding.CT2, decoding.CT2_INT8):
+        for peer in (decoding.MARIAN, decoding.MARIAN_HALF, decoding.MARIAN_THREADS, decoding.CT2, decoding.CT2_INT8):
             if {ours, peer} <= there:
                 yield _against(f"{what}, {precision}", rows, ours, peer)
 
