@@ -109,14 +109,15 @@ def test_generated_pairs_have_the_lengths_of_captions_and_repeat():
 
 
 def growth_of_peak() -> int:
-    """Return by how much 128 MiB more raise the peak of a fresh process."""
+    """Return by how much 128 MiB more raise the peak of a fresh process, whatever its imports took for a moment."""
+    machine.reset_peak_memory()
     before = machine.peak_memory()
     torch.ones(2**25)
     return machine.peak_memory() - before
 
 
 def test_a_process_knows_its_own_peak():
-    assert 2**27 <= machine.in_own_process(growth_of_peak) < 2**27 + 2**24
+    assert 2**27 - 2**23 < machine.in_own_process(growth_of_peak) < 2**27 + 2**24
 
 
 def test_the_peers_learn_what_ours_learns():
