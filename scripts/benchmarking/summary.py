@@ -44,7 +44,7 @@ def _training(rows: Iterable[dict[str, Any]]) -> Iterator[Line]:
             ours = row if name == contenders.OURS else ours
             continue
         yield f"training, {workload}, tokens/s", name, f"{row['ours_over_this']:.2f}x"
-        if "memory" in row and ours:
+        if "memory" in row:
             mine, theirs = (one["memory"]["peak"] - one["memory"]["before"] for one in (ours, row))
             yield f"training, {workload}, peak memory", name, f"{mine / theirs:.0%}"
 
